@@ -28,7 +28,7 @@ from jaxtyping import ArrayLike, Float
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance._matrix import is_concrete
+from sdeinfer.covariance._matrix import engine, is_concrete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +124,11 @@ class Parameter:
 
     def to_real(self, value: ArrayLike) -> Any:
         """The coordinate on the real line; NumPy arrays stay in NumPy."""
-        return BIJECTIONS[self.bijection].to_real(_namespace(value), value)
+        return BIJECTIONS[self.bijection].to_real(engine(value), value)
 
     def from_real(self, u: ArrayLike) -> Any:
         """The value at a coordinate; NumPy arrays stay in NumPy."""
-        return BIJECTIONS[self.bijection].from_real(_namespace(u), u)
+        return BIJECTIONS[self.bijection].from_real(engine(u), u)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -223,7 +223,7 @@ class Coordinates:
 
         Values must have broadcastable shapes. NumPy arrays and Python numbers stay in NumPy.
         """
-        xp = _namespace(*parameters.values())
+        xp = engine(*parameters.values())
         given = {name: xp.asarray(value, float) for name, value in parameters.items()}
         sampled = self.to_sampled(given)
         return xp.stack(xp.broadcast_arrays(*(p.to_real(sampled[name]) for name, p in self.sampled.items())))
@@ -231,8 +231,3 @@ class Coordinates:
     def constrained(self, u: Float[Any, "coordinates ..."]) -> dict[str, Any]:
         """The layer's parameters at real coordinates; NumPy arrays stay in NumPy."""
         return self.from_sampled({name: p.from_real(x) for (name, p), x in zip(self.sampled.items(), u, strict=True)})
-
-
-def _namespace(*values: Any) -> Any:
-    """`jax.numpy` if any value is a JAX array or tracer, otherwise NumPy."""
-    return jnp if any(isinstance(value, jax.Array) for value in values) else np

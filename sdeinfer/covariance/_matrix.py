@@ -48,16 +48,25 @@ def safe_sqrt[T: (Array, np.ndarray)](x: T) -> T:
     return xp.where(zero, 0.0, xp.sqrt(xp.where(zero, 1.0, x)))
 
 
-@jax.custom_jvp
-def reciprocal(x: ArrayLike) -> Array:
+def engine(*values: Any) -> Any:
+    """`jax.numpy` if any value is a JAX array or tracer, otherwise NumPy."""
+    return jnp if any(isinstance(value, jax.Array) for value in values) else np
+
+
+def reciprocal(x: Any) -> Any:
     """1/x whose derivative needs no second division: XLA makes a separate kernel of every division."""
-    return 1 / jnp.asarray(x)
+    return _reciprocal(x) if isinstance(x, jax.Array) else 1 / x
 
 
-@reciprocal.defjvp
+@jax.custom_jvp
+def _reciprocal(x: Array) -> Array:
+    return 1 / x
+
+
+@_reciprocal.defjvp
 def _reciprocal_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    inverse = reciprocal(x)
+    inverse = _reciprocal(x)
     return inverse, -inverse * inverse * dx
 
 

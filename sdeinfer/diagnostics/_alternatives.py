@@ -15,29 +15,24 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Float
 from scipy.optimize import minimize
 
-from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.infer._mode import LARGEST_COORDINATE
-from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit, template
+from sdeinfer.layers import AbstractLayer, Limit, template
 from sdeinfer.layers._templates import ARCHITECTURES, masked_as
 from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._reduction import path_statistics
 from sdeinfer.likelihood._statistics import PathStatistics
+from sdeinfer.likelihood._terms import laws_on_host
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
-
-type Programs = Mapping[AbstractLayer, tuple[Pattern, tuple[AbstractLayer, ...]]]
-"""The pattern of each architecture, with all architectures of this pattern: they are one compiled program."""
 
 
 class Alternative(NamedTuple):
@@ -80,16 +75,15 @@ def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    programs, every = _programs((kind, *neighbours(kind, data))), any_transitions(data).thinned(16_384)
+    patterns = {each: each.pattern for each in (kind, *neighbours(kind, data))}
+    every = any_transitions(data).thinned(16_384)
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each: 1,638 of 4 tokens, 113 of 8, in 0.3 and 2 s the first time; 1,024 of 8 tokens would take 11 s.
     few = every.thinned(max(1, 2**18 // (every.tokens**3 * (every.tokens + 1) // 2)))
-    cheap = programs[kind][0], EVERY_TOKEN
-    dear = [each for each, (pattern, _) in programs.items() if few is not every and pattern not in cheap]
-    compared = partial(
-        _compared, programs=programs, law=law, start=start, priors=posterior.priors, dispersion=dispersion
-    )
-    found = compared(every, tuple(each for each in programs if each not in dear))
+    cheap = kind.pattern, EVERY_TOKEN
+    dear = [each for each, pattern in patterns.items() if few is not every and pattern not in cheap]
+    compared = partial(_compared, law=law, start=start, priors=posterior.priors, dispersion=dispersion)
+    found = compared(every, tuple(each for each in patterns if each not in dear))
     found += compared(few, (kind, *dear))[1:] if dear else []
     return sorted(found, key=lambda each: -each.evidence)
 
@@ -98,15 +92,14 @@ def _compared(
     path: Path,
     kinds: tuple[AbstractLayer, ...],
     *,
-    programs: Programs,
     law: str,
     start: Mapping[str, float],
     priors: Mapping[str, tuple[float, float]],
     dispersion: float,
 ) -> list[Alternative]:
     """Architectures fitted to some transitions, with their evidence against the first one."""
-    statistics = _statistics(path, {programs[each][0] for each in kinds})
-    modes = [_mode(each, programs, law, statistics, start, priors, dispersion) for each in kinds]
+    statistics = _statistics(path, kinds)
+    modes = [_mode(each, law, statistics[each], start, priors, dispersion) for each in kinds]
     evidence = np.array([each for _, each in modes]) - modes[0][1]
     if (better := evidence > EVIDENCE).any():
         mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
@@ -117,15 +110,14 @@ def _compared(
     ]
 
 
-def _programs(kinds: tuple[AbstractLayer, ...]) -> Programs:
-    patterns = [each.pattern for each in kinds]
-    same = {at: tuple(each for each, own in zip(kinds, patterns, strict=True) if own == at) for at in patterns}
-    return {each: (at, same[at]) for each, at in zip(kinds, patterns, strict=True)}
-
-
-def _statistics(path: Path, patterns: set[Pattern]) -> dict[Pattern, PathStatistics]:
-    """Sufficient statistics of transitions in the coordinates of each pattern."""
-    return {each: path_statistics(dataclasses.replace(path, pattern=each), pooled=True) for each in patterns}
+def _statistics(path: Path, kinds: tuple[AbstractLayer, ...]) -> dict[AbstractLayer, PathStatistics]:
+    """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
+    patterns = {each: each.pattern for each in kinds}
+    of_pattern = {
+        pattern: jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
+        for pattern in set(patterns.values())
+    }
+    return {each: of_pattern[pattern] for each, pattern in patterns.items()}
 
 
 def log_ratios(
@@ -135,7 +127,7 @@ def log_ratios(
 
     The layers start where the transitions do; both are 0 if they cannot be drawn.
     """
-    every, programs = slice(None), _programs(kinds)
+    every = slice(None)
     starts, width = path.starts(every), path.width[path.network]
     number, first = np.arange(len(path)), np.zeros(len(path), int)
     ratios = np.zeros((replicates, len(kinds)))
@@ -144,10 +136,8 @@ def log_ratios(
         if ends is None:
             return ratios[0], ratios[0]
         drawn = Path(np.stack([starts, ends], axis=1), width, number, first, gap=np.ones(1, int), pattern=path.pattern)
-        statistics = _statistics(drawn, {pattern for pattern, _ in programs.values()})
-        densities = [
-            _densities_at(u[None], kind, programs, law, statistics)[0] for kind, u in zip(kinds, modes, strict=True)
-        ]
+        statistics = _statistics(drawn, kinds)
+        densities = [_densities(kind, u[None], law, statistics[kind])[0] for kind, u in zip(kinds, modes, strict=True)]
         ratios[replicate] = np.array(densities) - densities[0]
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
 
@@ -172,16 +162,15 @@ def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
 
 def _mode(
     kind: AbstractLayer,
-    programs: Programs,
     law: str,
-    statistics: Mapping[Pattern, PathStatistics],
+    statistics: PathStatistics,
     start: Mapping[str, float],
     priors: Mapping[str, tuple[float, float]],
     dispersion: float,
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
-    single = statistics[programs[kind][0]].nodes.dtype == np.float32
-    step, names = 1e-2 if single else 1e-4, kind.coordinates.sampled  # the step of differences in the coordinates
+    single, names = statistics.nodes.dtype == np.float32, kind.coordinates.sampled
+    step = 1e-2 if single else 1e-4  # of differences in the coordinates
     mean, sd = np.array([priors[name] for name in names]).T
     first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)
@@ -197,7 +186,7 @@ def _mode(
 
     def potentials(each: np.ndarray) -> np.ndarray:
         """−log density at some points."""
-        found = -_densities_at(whole(each), kind, programs, law, statistics) / dispersion
+        found = -_densities(kind, whole(each), law, statistics) / dispersion
         return found + (((each - mean[free]) / sd) ** 2).sum(axis=1) / 2
 
     def objective(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -208,9 +197,11 @@ def _mode(
         return first, -float(potentials(first[None, free])[0])
     bounds = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * count
     found = minimize(objective, first[free], jac=True, method="L-BFGS-B", bounds=bounds)
-    change = np.array([objective(found.x + along)[1] - objective(found.x - along)[1] for along in steps])
+    along = np.concatenate([steps, -steps])
+    around = potentials((found.x + along[:, None] + along).reshape(-1, count)).reshape(2, count, 2, count)
+    change = (around[0, :, 0] - around[0, :, 1] - around[1, :, 0] + around[1, :, 1]) / (4 * step**2)
     # In units of the priors the curvature is at least 1.
-    curvature = np.maximum(np.linalg.eigvalsh(np.outer(sd, sd) * (change + change.T) / (4 * step)), 1.0)
+    curvature = np.maximum(np.linalg.eigvalsh(np.outer(sd, sd) * change), 1.0)
     return whole(found.x), float(-found.fun - np.log(curvature).sum() / 2)
 
 
@@ -224,47 +215,13 @@ def _values(kind: AbstractLayer, u: np.ndarray) -> dict[str, float]:
     }
 
 
-def _densities_at(
-    u: Float[np.ndarray, "some coordinates"],
-    kind: AbstractLayer,
-    programs: Programs,
-    law: str,
-    statistics: Mapping[Pattern, PathStatistics],
-) -> Float[np.ndarray, " some"]:
-    """Log density of the data by one of the architectures at up to 1 + 2k points, padded to the program's shape."""
-    pattern, same = programs[kind]
-    longest = max(len(each.coordinates) for each in same)
-    padded = np.zeros((1 + 2 * longest, longest))
-    padded[: len(u), : u.shape[1]] = u
-    found = _densities(same, same.index(kind), law, padded, statistics[pattern])
-    return np.asarray(found, np.float64)[: len(u)]
-
-
-@partial(jax.jit, static_argnums=(0, 2), compiler_options=RUN_ONCE)
 def _densities(
-    kinds: tuple[AbstractLayer, ...],
-    number: Array,
-    fitted: str,
-    u: Float[Array, "points longest"],
-    statistics: PathStatistics,
-) -> Float[Array, " points"]:
-    """Log density of the data by one of the architectures at some points; one program for all of them."""
-
-    def law_of(kind: AbstractLayer, u: Array) -> FiniteWidth:
-        layer = kind.with_coordinates(u[: len(kind.coordinates)])
-        at = layer.finite_width if fitted == "finite-width" else lambda _: FiniteWidth.of_limit(layer.limit())
-        law = jax.vmap(at)(statistics.widths)
-        limit = law.limit
-        # With the terms of all architectures, and one pattern, laws are arrays of one structure.
-        coefficients = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
-        return dataclasses.replace(law, limit=Limit(*coefficients, pattern=statistics.pattern))
-
-    def at(u: Array) -> Array:
-        laws = [law_of(kind, u) for kind in kinds]
-        # The laws differ in static fields, which the density does not use.
-        leaves = zip(*(jax.tree.leaves(each) for each in laws), strict=True)
-        chosen = [jnp.stack([jnp.asarray(x) for x in each])[number] for each in leaves]
-        law = jax.tree.unflatten(jax.tree.structure(laws[0]), chosen)
-        return jnp.sum(statistics.log_density(law, statistics.value))
-
-    return jax.vmap(at)(u)
+    kind: AbstractLayer, u: Float[np.ndarray, "points coordinates"], law: str, statistics: PathStatistics
+) -> Float[np.ndarray, " points"]:
+    """Log density of the data by an architecture at some points, without terms that are not the package's."""
+    dtype = statistics.nodes.dtype
+    laws = laws_on_host(kind, u.astype(dtype), statistics.widths, law)
+    limit = laws.limit
+    own = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
+    laws = dataclasses.replace(laws, limit=Limit(*own, pattern=statistics.pattern))
+    return np.asarray(statistics.log_density(laws, statistics.value), np.float64).sum(axis=-1)

@@ -7,19 +7,18 @@ strong. Newton steps with the score of the exact law find the difference of the 
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._map_reduce import added
-from sdeinfer.layers import AbstractLayer, FiniteWidth
+from sdeinfer.infer._mode import DIFFERENCES
+from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
-from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, moments_of
+from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, laws_on_host, moments_of
 from sdeinfer.likelihood._transitions import Path
 
 
@@ -76,10 +75,9 @@ def law_at(
         widths: the distinct widths n.
         law: "finite-width" or "limit".
     """
-    widths, dtype = np.asarray(widths), jnp.result_type(float)
-    found = _moments_and_slopes(architecture, law, np.asarray(u, dtype), np.asarray(widths, dtype))
-    moments, slopes = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
-    return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, slopes)
+    found = moments_of(laws_on_host(architecture, _around(u), np.asarray(widths, _dtype()), law))
+    moments = jax.tree.map(lambda x: np.asarray(x[0], np.float64), found)
+    return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, jax.tree.map(_slopes, found))
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
@@ -126,21 +124,20 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
     return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
 
 
-@partial(jax.jit, static_argnums=(0, 1), compiler_options=RUN_ONCE)
-def _moments_and_slopes(
-    architecture: AbstractLayer, law: str, u: Float[Array, " parameters"], widths: Array
-) -> tuple[Moments, Moments]:
-    def moments(u: Float[Array, " parameters"]) -> Moments:
-        layer = architecture.with_coordinates(u)
+def _around(u: Float[Any, " parameters"]) -> Float[np.ndarray, "points parameters"]:
+    """A point, the points one step above it in each coordinate, and those below it."""
+    u, steps = np.asarray(u, _dtype()), DIFFERENCES[_dtype().itemsize] * np.eye(len(u), dtype=_dtype())
+    return np.concatenate([u[None], u + steps, u - steps])
 
-        def at(width: Array) -> Moments:
-            own = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
-            return moments_of(own)
 
-        return jax.vmap(at)(widths)
+def _slopes(found: Float[np.ndarray, "points ..."]) -> Float[np.ndarray, "... parameters"]:
+    """Derivatives of what was found at the points of `_around`."""
+    above, below = np.split(np.asarray(found[1:], np.float64), 2)
+    return np.moveaxis((above - below) / (2 * DIFFERENCES[_dtype().itemsize]), 0, -1)
 
-    along = jax.vmap(lambda direction: jax.jvp(moments, (u,), (direction,)), out_axes=(None, -1))
-    return along(jnp.eye(len(u), dtype=u.dtype))
+
+def _dtype() -> np.dtype:
+    return np.dtype(jnp.result_type(float))
 
 
 def shift_to_exact_mode(
@@ -160,7 +157,9 @@ def shift_to_exact_mode(
     if not free.any():
         return np.zeros_like(u)
     # The priors' score at the statistics' mode is minus the statistics' score there.
-    of_priors = -np.asarray(_score(architecture, statistics.pooled(), u), np.float64)
+    pooled = jax.tree.map(np.asarray, statistics.pooled())
+    laws = laws_on_host(architecture, _around(u), pooled.widths, "finite-width")
+    of_priors = -_slopes(pooled.log_density(laws, pooled.value).sum(axis=-1))
 
     def exact(shift: np.ndarray) -> Scores:
         bent = curvature @ shift
@@ -190,15 +189,3 @@ def shift_to_exact_mode(
             there = exact(shift + step)
         shift, here = shift + step, there
     return shift
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _score(
-    architecture: AbstractLayer, statistics: PathStatistics, u: Float[Array, " coordinates"]
-) -> Float[Array, " coordinates"]:
-
-    def log_density(u: Float[Array, " coordinates"]) -> Float[Array, ""]:
-        law = jax.vmap(architecture.with_coordinates(u).finite_width)(statistics.widths)
-        return statistics.log_density(law, statistics.value).sum()
-
-    return jax.grad(log_density)(u)

@@ -172,9 +172,9 @@ class ShapedAttention(AbstractLayer):
         repeat = variance**2 * x * (1 + projected / self.heads)
         return FiniteWidth(
             limit=limit,
-            drift_along=jnp.zeros_like(x),
+            drift_along=x * 0,
             attention_drift_next=limit.attention_drift * x,
-            drift_curvature=jnp.zeros_like(x),
+            drift_curvature=x * 0,
             variance=weights(
                 attention_growth=variance * x * (1 + projected * variance),
                 attention_next=limit.attention_noise * x,

@@ -17,7 +17,7 @@ from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer._html import render
 from sdeinfer.covariance import Pattern
-from sdeinfer.covariance._matrix import is_concrete
+from sdeinfer.covariance._matrix import engine, is_concrete
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._wishart import Keys
 from sdeinfer.parameters import BIJECTIONS, Coordinates, Parameter
@@ -150,7 +150,7 @@ class AbstractLayer(eqx.Module):
         """The coordinates in which the layer's parameters are sampled."""
         return Coordinates(self.declared())
 
-    def with_coordinates(self, u: Float[Any, " coordinates"]) -> "AbstractLayer":
+    def with_coordinates(self, u: Float[Any, "coordinates ..."]) -> "AbstractLayer":
         """A copy of the layer with the parameters at real coordinates, see `Coordinates.constrained`."""
         return self.with_parameters(self.coordinates.constrained(u))
 
@@ -219,8 +219,7 @@ _limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 
 def shortcut(gamma: Float[Any, ""]) -> Float[Any, ""]:
     """Strength of the shortcut, λ = √(1 − γ²)."""
-    xp: Any = jnp if isinstance(gamma, jax.Array) else np
-    return xp.sqrt((1 - gamma) * (1 + gamma))
+    return engine(gamma).sqrt((1 - gamma) * (1 + gamma))
 
 
 def size(default: Any, in_words: Callable[[Any], str]) -> Any:

@@ -4,15 +4,13 @@ import functools
 import math
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance._batched import gram, matmul
-from sdeinfer.covariance._matrix import reciprocal
+from sdeinfer.covariance._matrix import engine, reciprocal
 from sdeinfer.layers._base import AbstractLayer, expansion_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._wishart import (
@@ -45,13 +43,13 @@ def shaped_relu[T: (Array, np.ndarray)](x: T, c_plus: Float[Any, ""], c_minus: F
     return x * xp.where(x > 0, xp.sqrt(he) * s_plus, xp.sqrt(he) * s_minus)
 
 
-def relu_kink(c_plus: Float[Array, ""], c_minus: Float[Array, ""], width: ArrayLike) -> Float[Array, ""]:
+def relu_kink(c_plus: Float[Any, "..."], c_minus: Float[Any, "..."], width: ArrayLike) -> Float[Any, "..."]:
     """Squared weight q = δ²/(s̄² + δ²) of |x| in √c σ_s(x) = √(1 − q) x ± √q |x|.
 
     s̄ and δ are half the sum and half the difference of s₊ and s₋. At one width the law of a layer depends on c₊ and c₋
     only through q; 4nq = c (c₊ − c₋)² with the He constant c.
     """
-    scale = jax.lax.rsqrt(jnp.asarray(width, jnp.result_type(float))) / 2
+    scale = 0.5 / engine(width).sqrt(width)
     half, mean = (c_plus - c_minus) * scale, 1 + (c_plus + c_minus) * scale
     return half**2 * reciprocal(mean**2 + half**2)
 
@@ -98,13 +96,13 @@ class ShapedMLP(AbstractLayer):
 
     def limit(self) -> Limit:
         """Eq. 20."""
-        return Limit(relu_drift=(self.c_plus - self.c_minus) ** 2, linear_noise=jnp.ones_like(self.c_plus))
+        return Limit(relu_drift=(self.c_plus - self.c_minus) ** 2, linear_noise=0 * self.c_plus + 1)
 
     def finite_width(self, width: ArrayLike) -> FiniteWidth:
         """The exact mean of the layer, and its variance up to q²; both depend on c₊ and c₋ only through q."""
         q = relu_kink(self.c_plus, self.c_minus, width)
         return FiniteWidth.without_attention(
-            4 * jnp.asarray(width) * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2
+            4 * width * q, relu_growth=4 * q, relu_tokens=q, relu_growth_square=16 * q**2
         )
 
 
@@ -188,7 +186,7 @@ class ResidualFeedForward(AbstractLayer):
         variance, q = self.gamma**2, relu_kink(self.c_plus, self.c_minus, width)
         h, ratio = reciprocal(width), 1 / self.expansion
         return FiniteWidth.without_attention(
-            4 * jnp.asarray(width) * q * variance,
+            4 * width * q * variance,
             linear_noise=self.limit().linear_noise,
             linear_repeat=variance**2 * (ratio * h),
             relu_growth=4 * q * variance,

@@ -14,13 +14,12 @@ do not bias the score of a Gaussian quasi-likelihood. With an attention pattern 
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import ArrayLike, Float
 
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._diffusion import Spectrum
-from sdeinfer.covariance._matrix import reciprocal, vech
+from sdeinfer.covariance._matrix import engine, reciprocal, vech
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.layers._next_order import (
@@ -81,34 +80,36 @@ class FiniteWidth(eqx.Module):
     @classmethod
     def without_attention(
         cls,
-        relu_drift: Float[Array, ""],
+        relu_drift: Float[Any, "..."],
         *,
-        linear_noise: ArrayLike = 1.0,
-        **variance: Float[Array, ""],
+        linear_noise: Float[Any, "..."] | float = 1.0,
+        **variance: Float[Any, "..."],
     ) -> "FiniteWidth":
         """The law of a layer without attention, with its w_k by name."""
-        zero = jnp.zeros_like(relu_drift)
+        zero, features = relu_drift * 0, weights(**variance)
         return cls(
-            limit=Limit(relu_drift=relu_drift, linear_noise=jnp.asarray(linear_noise) + zero),
+            limit=Limit(relu_drift=relu_drift, linear_noise=linear_noise + zero),
             drift_along=zero,
             attention_drift_next=zero,
             drift_curvature=zero,
-            variance=weights(**variance),
-            variance_mixing=jnp.zeros_like(weights(**variance)),
+            variance=features,
+            variance_mixing=features * 0,
         )
 
     @classmethod
     def of_limit(cls, limit: Limit) -> "FiniteWidth":
         """The limit as a law of finite width without corrections."""
-        zero = jnp.zeros_like(limit.linear_noise)
+        zero = limit.linear_noise * 0
         return eqx.tree_at(lambda law: law.limit, cls.without_attention(zero, relu_growth=zero), limit)
 
     @property
-    def drift(self) -> Float[Array, "... drifts"]:
+    def drift(self) -> Float[Any, "... drifts"]:
         """The coefficients θ₁ to θ₄, θ₅ with an attention pattern, and those of other terms of the limit."""
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
         more = () if self.limit.pattern.everything else (self.drift_curvature,)
-        return jnp.stack(jnp.broadcast_arrays(*terms, *more, *self.limit.others.values()), axis=-1)
+        every = (*terms, *more, *self.limit.others.values())
+        xp = engine(*every)
+        return xp.stack(xp.broadcast_arrays(*every), axis=-1)
 
     def then(self, feedforward: "FiniteWidth", width: ArrayLike) -> "FiniteWidth":
         """The law of attention followed by a layer without attention; both together count as one layer.
@@ -131,10 +132,10 @@ class FiniteWidth(eqx.Module):
                 linear_repeat=moved * first.linear_noise,
                 attention_repeat_rest=moved * first.attention_noise,
             )
-            + weights(**passed) * first.linear_noise,
+            + weights(**passed) * first.linear_noise[..., None],
             variance_mixing=self.variance_mixing
             + weights(attention_repeat=moved * first.attention_noise)
-            + weights(**passed) * first.attention_noise,
+            + weights(**passed) * first.attention_noise[..., None],
         )
 
 
@@ -143,10 +144,10 @@ def drift_count(pattern: Pattern, others: tuple[AbstractTerm, ...] = ()) -> int:
     return (4 if pattern.everything else 5) + len(others)
 
 
-def weights(**named: Float[Array, ""]) -> Float[Array, " features"]:
+def weights(**named: Float[Any, "..."]) -> Float[Any, "... features"]:
     """Coefficients of the variance features by name; the others are zero."""
-    zero = jnp.zeros_like(next(iter(named.values())))
-    return jnp.stack([named.get(name, zero) for name in VARIANCE_FEATURES])
+    xp = engine(*named.values())
+    return xp.stack(xp.broadcast_arrays(*(named.get(name, 0.0) for name in VARIANCE_FEATURES)), axis=-1)
 
 
 def drift_terms(

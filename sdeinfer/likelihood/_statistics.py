@@ -20,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
 from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._matrix import engine
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.layers._finite_width import ATTENTION_NEXT, VARIANCE_FEATURES, drift_count
@@ -77,20 +78,22 @@ class PathStatistics(AbstractPath):
     def value(self) -> Float[Array | np.ndarray, "networks rows p nodes"]:
         return self.weights
 
-    def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
-        weights = jnp.asarray(value)
+    def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Any, "... networks"]:
         law = of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
-        moments = jax.vmap(lambda law: moments_of(law, self.centre))(law)
-        drift, variance = moments.drift, jax.vmap(variance_at_nodes, (0, None))(moments, self)
-        quadratic = jax.vmap(products)(drift)
-        if self.networks == len(self.widths):
+        moments = moments_of(law, self.centre)
+        quadratic, variance = products(moments.drift), variance_at_nodes(moments, self)
+        weights = engine(variance).asarray(value)
+        if isinstance(weights, np.ndarray):
+            twice = _contracted_on_host(quadratic[..., self.width, :], variance[..., self.width, :, :], weights)
+        elif self.networks == len(self.widths):
             twice = jax.vmap(contracted)(quadratic[self.width], variance[self.width], weights)
         else:
             kernels = jax.vmap(kernel)(quadratic, variance)
             of_widths = weights.reshape(self.networks, -1) @ kernels.reshape(len(self.widths), -1).T
             twice = jnp.take_along_axis(of_widths, self.width[:, None], axis=1)[:, 0]
-        dispersion = jnp.ones(()) if self.adjustment is None else self.adjustment.dispersion
-        return self.constant - twice / (2 * jnp.broadcast_to(dispersion, self.widths.shape)[self.width])
+        if self.adjustment is not None:
+            twice = twice / engine(twice).broadcast_to(self.adjustment.dispersion, self.widths.shape)[self.width]
+        return self.constant - twice / 2
 
     @property
     def group_of_network(self) -> Int[Array, " networks"]:
@@ -174,15 +177,15 @@ def rows_of(drifts: int) -> int:
     return 1 + len(quadratic_pairs(drifts))
 
 
-def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Array, "p nodes"]:
-    """Variances by the law of one width, with functions of e for the features."""
-    mixing, e = moments.mixing[:, None], path.nodes
+def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Any, "... p nodes"]:
+    """Variances by a law, with its leading axes and with functions of e for the features."""
+    mixing, e = moments.mixing[..., None], path.nodes
     next_order = path.next_order[0][:, None] + path.next_order[1][:, None] * e
-    change = moments.variance[ATTENTION_NEXT] * next_order / jnp.where(mixing > 0, mixing, 1.0)
+    strength = moments.variance[..., ATTENTION_NEXT, None, None] / engine(mixing).where(mixing > 0, mixing, 1.0)
     # One factor for all e of a pair, since interpolation needs a variance that is analytic in e.
-    largest = moments.variance[ATTENTION_NEXT] * path.next_order[2][:, None] / jnp.where(mixing > 0, mixing, 1.0)
+    largest = strength * path.next_order[2][:, None]
     # Changes of the variance are bounded by ¾, and unchanged below half of that.
-    return moments.noise[:, None] + mixing * e * (1 + change * bounded(largest / 0.75))
+    return moments.noise[..., None] + mixing * e * (1 + strength * next_order * bounded(largest / 0.75))
 
 
 def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:
@@ -196,6 +199,16 @@ def contracted(
 ) -> Float[Array, ""]:
     """`kernel` times the statistics of one width; cheaper, since it sums over rows first."""
     return _value_and_slopes(quadratic, variance, weights)[0]
+
+
+def _contracted_on_host(
+    quadratic: Float[np.ndarray, "... count"],
+    variance: Float[np.ndarray, "... p nodes"],
+    weights: Float[np.ndarray, "networks rows p nodes"],
+) -> Float[np.ndarray, "..."]:
+    """`contracted` by NumPy."""
+    S = np.einsum("...nk,nkpj->...npj", quadratic, weights[:, 1:])
+    return (weights[:, 0] * np.log(variance) + S / variance).sum(axis=(-2, -1))
 
 
 def _value_and_slopes(
@@ -221,11 +234,12 @@ def _contracted_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     return value, sum((jnp.sum(slope * dx) for slope, dx in moved), jnp.zeros_like(value))
 
 
-def products(drift: Float[Array, " drifts"]) -> Float[Array, " count"]:
+def products(drift: Float[Any, "... drifts"]) -> Float[Any, "... count"]:
     """Coefficients of b_s b_t in (z − Σ_s θ_s b_s)², for `quadratic_pairs`."""
-    signed = jnp.concatenate([jnp.ones_like(drift[:1]), -drift])
-    used = quadratic_pairs(len(drift))
-    chosen = np.zeros((len(used), len(signed), len(signed)))
+    xp, used = engine(drift), quadratic_pairs(drift.shape[-1])
+    signed = xp.concatenate([xp.ones_like(drift[..., :1]), -drift], axis=-1)
+    chosen = np.zeros((len(used), signed.shape[-1], signed.shape[-1]), drift.dtype)
     for row, (s, t) in enumerate(used):
         chosen[row, s, t] = 2 - (s == t)
-    return jnp.asarray(chosen.reshape(len(used), -1), signed.dtype) @ jnp.outer(signed, signed).reshape(-1)
+    both = signed[..., :, None] * signed[..., None, :]
+    return both.reshape(*drift.shape[:-1], -1) @ chosen.reshape(len(used), -1).T

@@ -4,6 +4,7 @@ import collections
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,10 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from sdeinfer.covariance import Pattern, coordinates
 from sdeinfer.covariance._diffusion import Spectrum
-from sdeinfer.covariance._matrix import pairs, reciprocal, vech
+from sdeinfer.covariance._matrix import engine, pairs, reciprocal, vech
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.layers import FiniteWidth, Limit
+from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.layers._finite_width import VARIANCE_FEATURES, drift_terms, variance_terms
 from sdeinfer.terms import AbstractTerm
 
@@ -137,18 +138,18 @@ class Moments(eqx.Module):
         return (weight * features).sum(axis=-2)
 
 
-def moments_of(law: FiniteWidth, centre: Float[Array, "features p"] | None = None) -> Moments:
-    """The moments by the law at one width, with features f − f̄ of means f̄ = `centre`, or f̄ = 0.
+def moments_of(law: FiniteWidth, centre: Float[Any, "features p"] | None = None) -> Moments:
+    """The moments by a law, with its leading axes, for features f − f̄ of means f̄ = `centre`, or f̄ = 0.
 
     In the tails of the prior, where the expansion in 1/n fails, negative feature means could make v negative; their
     reduction is bounded by half of the limit's variance.
     """
     limit = law.limit
-    centre = jnp.zeros((len(VARIANCE_FEATURES), 1)) if centre is None else centre
+    centre = np.zeros((len(VARIANCE_FEATURES), 1)) if centre is None else centre
     return Moments(
         drift=law.drift,
-        noise=_raised(limit.linear_noise, law.variance[:, None] * centre),
-        mixing=_raised(limit.attention_noise, law.variance_mixing[:, None] * centre),
+        noise=_raised(limit.linear_noise, law.variance[..., None] * centre),
+        mixing=_raised(limit.attention_noise, law.variance_mixing[..., None] * centre),
         variance=law.variance,
         variance_mixing=law.variance_mixing,
     )
@@ -161,29 +162,60 @@ def at_least_a_quarter(change: Any) -> Any:
     return xp.maximum(1 + change, xp.full_like(change, 0.5)) - 0.25 + 0.25 * xp.exp(4 * below)
 
 
-@jax.custom_jvp
-def bounded(x: Array) -> Array:
+def bounded(x: Any) -> Any:
     """(1 + x⁴)^{−1/4}: x times this factor is at most 1, and equals x for small x up to a relative x⁴/4."""
+    return _bounded(x) if isinstance(x, jax.Array) else (1 + x**4) ** -0.25
+
+
+@jax.custom_jvp
+def _bounded(x: Array) -> Array:
     return jax.lax.rsqrt(jnp.sqrt(1 + (x * x) ** 2))
 
 
-@bounded.defjvp
+@_bounded.defjvp
 def _bounded_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Array]:
     (x,), (dx,) = primals, tangents
-    y = bounded(x)
+    y = _bounded(x)
     # x y is at most 1 where x³ overflows.
     return y, -((x * y) ** 3) * (y * y) * dx
 
 
-def _raised(base: Float[Array, ""], features: Float[Array, "features p"]) -> Float[Array, " p"]:
+def _raised(base: Float[Any, "..."], features: Float[Any, "... features p"]) -> Float[Any, "... p"]:
     """Sum of base and features, where negative features subtract at most half of the base."""
-    above = jnp.sum(jnp.maximum(features, 0.0), axis=0)
-    below = -jnp.sum(jnp.minimum(features, 0.0), axis=0)
+    xp, base = engine(base, features), base[..., None]
+    above = xp.maximum(features, 0.0).sum(axis=-2)
+    below = -xp.minimum(features, 0.0).sum(axis=-2)
     present = base > 0
-    inverse = reciprocal(jnp.where(present, base / 2, 1.0))
-    return base + above - jnp.where(present, below * bounded(below * inverse), 0.0)
+    inverse = reciprocal(xp.where(present, base / 2, 1.0))
+    return base + above - xp.where(present, below * bounded(below * inverse), 0.0)
 
 
 def of_limits(limit: Limit, widths: int) -> FiniteWidth:
     """A limit, whose coefficients are scalars or of each width, as the law of every width."""
-    return jax.vmap(FiniteWidth.of_limit)(jax.tree.map(lambda x: jnp.broadcast_to(x, widths), limit))
+    return FiniteWidth.of_limit(jax.tree.map(lambda x: engine(x).broadcast_to(x, widths), limit))
+
+
+def laws_on_host(
+    kind: AbstractLayer, u: Float[np.ndarray, "points coordinates"], widths: Float[np.ndarray, " widths"], law: str
+) -> FiniteWidth:
+    """The laws of a layer at points of its coordinates, by NumPy; the leading axes are of points and of widths.
+
+    Arguments:
+        kind: the kind of layer; with formulas for JAX alone they are computed operation by operation.
+        u: `Coordinates.unconstrained` at each point.
+        widths: the widths n.
+        law: "finite-width" or "limit".
+    """
+    layer, axes = kind.with_coordinates(u.T), dict.fromkeys(("variance", "variance_mixing"), (len(VARIANCE_FEATURES),))
+
+    def at(width: float) -> FiniteWidth:
+        found = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
+        # A coefficient may be the same at all points.
+        shapes = {name: (len(u), *axes.get(name, ())) for name in vars(found)}
+        each = {
+            name: jax.tree.map(partial(np.broadcast_to, shape=shape), getattr(found, name))
+            for name, shape in shapes.items()
+        }
+        return FiniteWidth(**each)
+
+    return jax.tree.map(lambda *each: np.stack(each, axis=1), *map(at, widths))

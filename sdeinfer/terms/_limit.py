@@ -137,8 +137,8 @@ class Limit(eqx.Module):
 
 
 def _array(c: ArrayLike) -> Any:
-    """A coefficient as an array; NumPy arrays stay."""
-    return jnp.asarray(c, float) if isinstance(c, (int, float)) else c
+    """A coefficient as an array in the default type."""
+    return np.asarray(c, jnp.result_type(float)) if isinstance(c, (int, float)) else c
 
 
 class LimitSteps(eqx.Module):

@@ -1,6 +1,5 @@
 """The adjustment of a likelihood of finite width: widened by as much as the scores scatter."""
 
-import dataclasses
 import functools
 
 import jax
@@ -13,9 +12,11 @@ from budget import assert_estimate, mean_and_error
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
+from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
 from sdeinfer.infer._networks import Networks
+from sdeinfer.infer._range import in_range
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.layers import template
 from sdeinfer.layers._finite_width import ATTENTION_NEXT
@@ -46,11 +47,8 @@ def path() -> Path:
 
 
 @functools.cache
-def statistics(times: int = 1):
-    """Statistics of the path, each of whose transitions is there several times."""
-    return adjusted(
-        dataclasses.replace(path(), **{name: np.repeat(getattr(path(), name), times) for name in ("network", "layer")})
-    )
+def statistics():
+    return adjusted(path())
 
 
 def law_of(u=U) -> LawAt:
@@ -70,13 +68,16 @@ def exact(u, terms):
     return -((terms.increments - mean) ** 2 / variance + jnp.log(variance)).sum(axis=1) / 2
 
 
-@pytest.mark.parametrize("times", [1, 120])
-def test_the_mode_is_that_of_the_exact_law(times):
+@pytest.mark.parametrize("networks", [40, 1200])
+def test_the_mode_is_that_of_the_exact_law(networks):
     """At the shifted mode the naive exact score is that of the statistics at theirs, less that of the priors.
 
-    With 120 times the data the shift is 11 times as many standard deviations long, and is still made.
+    What is left after the last step, which is shorter than a quarter, was at most 0.08 standard deviations for four
+    keys, and 0.004 with thirty times the data.
     """
-    found, terms = statistics(times), path().terms(np.arange(len(path())))
+    data, *_ = in_range(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks))
+    path = observed_path(data)
+    found, terms = adjusted(path), path.terms(np.arange(len(path)))
     adjustment = found.adjustment
     u, shift = np.asarray(adjustment.centre), np.asarray(adjustment.shift)
 
@@ -85,20 +86,20 @@ def test_the_mode_is_that_of_the_exact_law(times):
     def smooth_score(u):
         law = TRANSFORMER.with_coordinates(u).finite_width(32.0)
         data = terms.increments, terms.drift, terms.mixing, terms.variance
-        return times * references.finite_width_terms(law, *data, found, xp=jnp).sum()
+        return references.finite_width_terms(law, *data, found, xp=jnp).sum()
 
-    exact_score = jax.jit(jax.grad(lambda u: times * exact(u, terms).sum()))
-    of_data = sum(here.information for here in innovations(path(), law_of(u + shift)))
+    exact_score = jax.jit(jax.grad(lambda u: exact(u, terms).sum()))
+    of_data = sum(here.information for here in innovations(path, law_of(u + shift)))
     mode = posterior_mode(FULL_PATH, found.pooled())
     priors = curvature_of_priors(FULL_PATH, found.pooled(), mode)  # of the sites, which are the coordinates
-    information = times * of_data + priors
+    information = of_data + priors
     smooth = np.asarray(smooth_score(u))
     left = np.asarray(exact_score(u + shift)) - smooth - priors @ shift
 
     def length(score):
         return float(np.sqrt(score @ np.linalg.solve(information, score)))
 
-    assert length(left) < 0.05
+    assert length(left) < (0.1 if networks == 40 else 0.02)
     # It does move: without the shift the score is not zero.
     assert length(np.asarray(exact_score(u)) - smooth) > 2 * length(left)
 

@@ -11,8 +11,8 @@ from conftest import random_covariance
 
 import sdeinfer as si
 from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._measures import attention_growth, logit_scale, mean_spread
-from sdeinfer.infer._range import in_range, range_to_fit, transitions_allowed
+from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
+from sdeinfer.infer._range import Coldest, Range, in_range, range_to_fit, transitions_allowed
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import template
 from sdeinfer.likelihood._assumptions import Assumptions
@@ -72,18 +72,14 @@ def test_growth_by_attention_is_the_largest_relative_change_of_the_drift():
     np.testing.assert_allclose(attention_growth(V[None], np.array([32])), abs(change).max() / 32, rtol=1e-10)
 
 
-def test_near_copies_beside_another_token_are_left_out_at_small_logits():
+def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
     """One layer moves them by tens of standard deviations, which the series gives to 10 % only."""
-    truth = si.ShapedTransformer(gamma=0.75, tau0=1.0, c_plus=0.4, c_minus=-0.4)
-    rng = np.random.default_rng(0)
-    X = np.concatenate([rng.normal(size=(1, 64)) + 0.03 * rng.normal(size=(2, 64)), rng.normal(size=(1, 64))])
-    networks = si.sample_networks(truth, X @ X.T / 64, width=64, depth=10, networks=24, key=jr.key(1))
-    used, found = in_range_of(networks)
-    spread = logit_scale(networks) / found["pilot_tau0"]
-    growth = attention_growth(networks["covariance"].values[:, :-1], networks["width"].values[:, None])
-    left_out = ~used & (spread < spread[used].max())
-    assert left_out.any()
-    assert growth[left_out].min() > np.median(growth[used])
+    X = np.array([[[1.0, 0.0], [1.0, 0.03], [-0.5, 0.9]], [[1.7, 0.0], [1.4, 1.0], [1.7, 0.8]]])
+    V, width = 4 * (X @ X.mT + 1e-4 * np.eye(3))[:, None], np.full((2, 1), 64.0)
+    spread = logit_spread(V, width)
+    starts = {logit_spread: spread, attention_growth: attention_growth(V, width), rounding: np.zeros((2, 1))}
+    assert spread[0] < spread[1]
+    assert Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts).ravel().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("apart", [1e-7, 0.0])

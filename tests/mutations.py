@@ -58,7 +58,7 @@ MUTATIONS = (
     Mutation("noise: attention, a", ATTENTION, "else 2 - variance)", "else 2.1 - variance)", LIMITS),
     Mutation("noise: attention with W_O, a", ATTENTION, "(2 if self.output_projection else", "(2.1 if self.output_projection else", LIMITS),
     Mutation("noise: feed-forward, a", FEEDFORWARD, "variance * (2 - variance * (1 - 1 / self.expansion))", "1.05 * variance * (2 - variance * (1 - 1 / self.expansion))", LIMITS),
-    Mutation("noise: MLP, a", FEEDFORWARD, "jnp.ones_like(self.c_plus)", "1.05 * jnp.ones_like(self.c_plus)", LIMITS),
+    Mutation("noise: MLP, a", FEEDFORWARD, "0 * self.c_plus + 1)", "0 * self.c_plus + 1.05)", LIMITS),
     Mutation("noise: κ²", ATTENTION, "attention_noise=(variance * coldness) ** 2", "attention_noise=1.05 * (variance * coldness) ** 2", LIMITS),
     Mutation("noise: 𝒜 in spectral coordinates", "covariance/_diffusion.py", "self.delta[..., columns] ** 2) / self.tokens**2", "self.delta[..., columns] ** 2) / (0.95 * self.tokens**2)", "tests/covariance/test_diffusion.py"),
     # The solver.
@@ -115,7 +115,7 @@ MUTATIONS = (
     Mutation("chain: MLP", FEEDFORWARD, "drawn.chi[0])) / xp.sqrt(n))", "drawn.chi[0])) / xp.sqrt(1.05 * n))", CHAIN),
     Mutation("networks: temperature of the logits", ATTENTION, "tau = self.tau0 * math.sqrt", "tau = 1.05 * self.tau0 * math.sqrt", CHAIN),
     Mutation("networks: He constant", "layers/_feedforward.py", "he = 2 / (s_plus**2 + s_minus**2)", "he = 2.1 / (s_plus**2 + s_minus**2)", CHAIN),
-    Mutation("networks: shortcut", "layers/_base.py", "return xp.sqrt((1 - gamma)", "return 1.05 * xp.sqrt((1 - gamma)", CHAIN),
+    Mutation("networks: shortcut", "layers/_base.py", "return engine(gamma).sqrt((1 - gamma)", "return 1.05 * engine(gamma).sqrt((1 - gamma)", CHAIN),
     # Every room: factors, exponents, signs, missing terms, off by one; chosen from the formulas, before the tests were read.
     Mutation("blocks: noise of the n columns", "blocks/_law.py", "fourth_moments(one[None]) / width", "1.5 * fourth_moments(one[None]) / width", "tests/blocks/test_block_law.py::test_standardised_increments_of_networks_are_standard"),
     Mutation("blocks: chain, mean over heads", "blocks/_attention.py", "S / (self.heads *", "S / (1.03 * self.heads *", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),

@@ -206,7 +206,8 @@ def laws_on_host(
         widths: the widths n.
         law: "finite-width" or "limit".
     """
-    layer, axes = kind.with_coordinates(u.T), dict.fromkeys(("variance", "variance_mixing"), (len(VARIANCE_FEATURES),))
+    layer, features = kind.with_coordinates(u.T), (len(VARIANCE_FEATURES),)
+    axes: dict[str, tuple[int, ...]] = {"variance": features, "variance_mixing": features}
 
     def at(width: float) -> FiniteWidth:
         found = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())

@@ -60,7 +60,7 @@ def test_sums_over_chunks_are_the_statistics(networks, chunks, law, monkeypatch)
 
     for values in ((0.6, 1.0, 1.0), (0.62, 0.9, 1.0), (0.57, 1.1, 0.9)):
         expected, own = (density(np.array(values), path) for path in (whole, found))
-        np.testing.assert_allclose(own, expected, rtol=1e-9 if law == "limit" else 1e-4)
+        np.testing.assert_allclose(own, expected, rtol=1e-9 if law == "limit" else 5e-3)
 
 
 def test_fit_and_check(networks, chunks):

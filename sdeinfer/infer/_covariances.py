@@ -113,7 +113,7 @@ class AbstractCovariances(AbstractProblem):
             **_fixed_by_program(self, draws, of_all),
         }
         if (adjustment := adjustment_of(prepared.each)) is not None:
-            found["adjustment_error"] = float(np.max(adjustment.error))
+            found["adjustment_error"] = float(np.asarray(adjustment.error).max())
         return found
 
     @property

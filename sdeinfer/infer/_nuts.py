@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
@@ -28,12 +28,12 @@ class NUTS(AbstractMarkovChain):
 
         The gradient is that of the program that has found the mode, so that no other is compiled; JAX cannot trace it.
         """
-        z = jax.device_get(_initial_position(posterior, key))
+        z = posterior.initial_position(key)
         return _bound(self, posterior, jr.key_data(key), ParamInfo(z, *posterior.potential_and_slope(z)))
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
         """The initial states of all chains."""
-        return tuple(self.start(posterior, own) for own in jr.split(key, self.chains))
+        return tuple(self.start(posterior, jr.fold_in(key, np.uint32(chain))) for chain in range(self.chains))
 
     def step(self, posterior: Posterior, state: Any) -> tuple[Any, dict[str, Array], dict[str, Array]]:
         """One iteration of NumPyro's kernel."""
@@ -59,11 +59,6 @@ class NUTS(AbstractMarkovChain):
         settings: dict[str, Any] = {"dense_mass": model.dense, "target_accept_prob": model.acceptance}
         kernel = infer.NUTS(potential_fn=posterior.potential, **settings)
         return kernel, kernel.init(key, self.warmup, start)
-
-
-@eqx.filter_jit
-def _initial_position(posterior: Posterior, key: PRNGKeyArray) -> dict[str, Array]:
-    return posterior.initial_position(key)
 
 
 @eqx.filter_jit

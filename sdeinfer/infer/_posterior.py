@@ -66,14 +66,12 @@ class Posterior(eqx.Module):
         centre, scale = (flat.__array_namespace__().asarray(x) for x in (self.centre, self.scale))
         return _parted(centre + flat @ scale.T, z)
 
-    def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
+    def initial_position(self, key: PRNGKeyArray) -> dict[str, np.ndarray]:
         """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
-        structure = latent_structure(self.model, self.prepared)
-        keys = jr.split(key, len(structure))
-        position = {}
-        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
+        generator, position = np.random.default_rng(np.asarray(jr.key_data(key))), {}
+        for name, leaf in latent_structure(self.model, self.prepared).items():
             centre, half = self.model.start_of(name, self.prepared)
-            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
+            position[name] = (centre + half * generator.uniform(-1, 1, leaf.shape)).astype(leaf.dtype)
         return position
 
 

@@ -10,10 +10,9 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.covariance._factors import factor_on_host
-from sdeinfer.infer._densities import over_draws
-from sdeinfer.layers import AbstractLayer, Limit
+from sdeinfer.layers import AbstractLayer
+from sdeinfer.layers._base import limits_on_host
 from sdeinfer.observation._dataset import DIMS, outputs_of
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import STEP, step_grid
@@ -49,9 +48,8 @@ def predict(
     draws, networks = len(layers), len(X0)
     times = min(TIMES, max(FEWEST, ENTRIES // (draws * X0.size)), len(numbers))
     kept = np.unique(np.linspace(0, len(numbers) - 1, times).round().astype(int))
-    u = np.asarray(layers, dtype).reshape(1, -1, layers.shape[-1])
-    limits = over_draws(functools.partial(_limits_of_block, architecture), u, 100)
     # Limits have one value per draw, or per draw and network.
+    limits = limits_on_host(architecture, np.asarray(layers, dtype))
     limits = jax.tree.map(lambda c: np.broadcast_to(c.reshape(draws, -1), (draws, networks)), limits)
     replicate = np.empty((draws, networks, len(kept), *X0.shape[1:]), np.float32)
     for width in np.unique(widths):
@@ -90,11 +88,6 @@ def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datase
     both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
     index = xr.Coordinates.from_pandas_multiindex(both, "sample")
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
-
-
-@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
-def _limits_of_block(architecture: AbstractLayer, u: Float[Array, "layers coordinates"]) -> Limit:
-    return jax.vmap(lambda own: architecture.with_coordinates(own).limit())(u)
 
 
 @functools.partial(jax.jit, static_argnums=1)

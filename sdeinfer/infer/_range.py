@@ -34,7 +34,7 @@ from sdeinfer.infer._measures import (
 from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.layers._base import limit_on_host
+from sdeinfer.layers._base import limits_on_host
 from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._transitions import Path, evenly_by, outputs_transitions, used_of, with_used
@@ -91,8 +91,8 @@ class Coldest(NamedTuple):
         places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
         log_tau0, sd = (np.take_along_axis(x[..., places], coldest, axis=-1)[..., 0] for x in (layer.u, layer.sd))
-        drift = np.exp(2 * log_tau0) * _coefficient(kind, layer.u, "attention_drift")
-        return cls(log_tau0, float(np.max(sd)), _coefficient(kind, layer.u, "linear_noise"), drift)
+        limit = limits_on_host(kind, layer.u)
+        return cls(log_tau0, float(np.max(sd)), limit.linear_noise, np.exp(2 * log_tau0) * limit.attention_drift)
 
     def grown(self, measures: Measures, latent: ArrayLike = 0.0) -> Float[np.ndarray, "networks transitions"]:
         """The spread to which each transition may grow, for τ0 = 1 or relative to the smallest, in a latent time."""
@@ -232,7 +232,7 @@ def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> Ar
         indices = np.flatnonzero((measures[relu_growth] <= _column(bound))[used])
         some = evenly_by(growth[indices], 16_384)  # this range is not sharp
         mode, layer = estimate(indices[some], mode)
-        drift = _coefficient(problem.kind, layer.u, "relu_drift")
+        drift = limits_on_host(problem.kind, layer.u).relu_drift
         found = 1.0 / np.maximum(drift, np.finfo(np.float64).tiny)
         if (measures[relu_growth] <= _column(found))[used].any():
             bound = found
@@ -255,12 +255,6 @@ def latent_time(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
 def spread_growth(latent: ArrayLike, noise: ArrayLike) -> np.ndarray:
     """Factor by which the spread may grow (two standard deviations) in latent layers before the next observation."""
     return np.exp(2 * np.sqrt(2 * np.asarray(noise) * latent))
-
-
-def _coefficient(kind: AbstractLayer, u: np.ndarray, name: str) -> np.ndarray:
-    """A coefficient of the limit at coordinates u."""
-    each = [getattr(limit_on_host(kind.with_coordinates(here)), name) for here in np.atleast_2d(u)]
-    return np.asarray(each).reshape(u.shape[:-1])
 
 
 def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float, times: float = 1.0) -> int:

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
-from sdeinfer._compiler import RUN_ONCE
 from sdeinfer._files import InputError
 from sdeinfer._html import render
 from sdeinfer.covariance import Pattern
@@ -177,11 +176,8 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:
-    """The limit of a layer with concrete parameters as NumPy arrays, by one compiled program."""
-    # Concrete gains other than 1 raise a one-line error; under jit the error would come with a traceback.
-    # Numbers of a template have the type of other layers' arrays, so that both have one program.
-    layer = jax.tree.map(lambda leaf: jnp.asarray(leaf, float) if isinstance(leaf, float) else leaf, layer)
-    limit = jax.tree.map(np.asarray, limit_of(layer) if has_gains(layer) else _limit(layer))
+    """The limit of a layer with concrete parameters as NumPy arrays; the package's formulas compile nothing."""
+    limit = jax.tree.map(np.asarray, limit_of(jax.tree.map(np.asarray, layer)))
     for name in ("linear_noise", "attention_noise"):
         if not (getattr(limit, name) >= 0).all():
             raise InputError(
@@ -190,9 +186,11 @@ def limit_on_host(layer: AbstractLayer) -> Limit:
     return limit
 
 
-def has_gains(layer: AbstractLayer) -> bool:
-    """Whether a layer has parameters without a prior, such as the gains of attention."""
-    return any(parameter.prior is None and parameter.of is None for parameter in layer.declared().values())
+def limits_on_host(kind: AbstractLayer, u: Float[np.ndarray, "*points coordinates"]) -> Limit:
+    """The limits of a layer at points of its coordinates, with the axes of the points, by NumPy."""
+    found = limit_of(kind.with_coordinates(u.reshape(-1, u.shape[-1]).T))
+    each = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c), u[..., 0].size), found)
+    return jax.tree.map(lambda c: c.reshape(u.shape[:-1]), each)
 
 
 def limit_of(layer: AbstractLayer) -> Limit:
@@ -212,9 +210,6 @@ def has_limit(layer: AbstractLayer) -> bool:
     except InputError:
         return False
     return True
-
-
-_limit = jax.jit(limit_of, compiler_options=RUN_ONCE)
 
 
 def shortcut(gamma: Float[Any, ""]) -> Float[Any, ""]:

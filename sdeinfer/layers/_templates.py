@@ -12,7 +12,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer, has_gains, limit_of, limit_on_host, sizes_of
+from sdeinfer.layers._base import AbstractLayer, limit_of, limit_on_host, sizes_of
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth
 from sdeinfer.layers._stack import ShapedTransformer
@@ -102,7 +102,7 @@ def check_fittable(kind: AbstractLayer) -> None:
         if term.columns:
             raise InputError(f"architecture: a fit has no noise of other terms, got {type(term).__name__} with noise")
     # A gain has a limit at 1 only, and the template's coordinates are 0.
-    if not has_gains(kind):
+    if all(parameter.prior or parameter.of for parameter in kind.declared().values()):
         limit_on_host(kind)
 
 

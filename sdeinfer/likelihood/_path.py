@@ -48,13 +48,13 @@ class Adjustment(eqx.Module):
 
     def of_densities(self) -> "Adjustment":
         """The adjustment with the mode and the range of the data's density, and with its own curvature."""
-        identity = jnp.broadcast_to(jnp.eye(self.centre.shape[-1], dtype=self.matrix.dtype), self.matrix.shape)
-        return dataclasses.replace(self, dispersion=jnp.ones_like(self.dispersion), matrix=identity)
+        identity = np.broadcast_to(np.eye(self.centre.shape[-1], dtype=self.matrix.dtype), self.matrix.shape)
+        return dataclasses.replace(self, dispersion=np.ones_like(self.dispersion), matrix=identity)
 
     def of_priors(self) -> "Adjustment":
         """An adjustment that leaves nothing of the likelihood, so that a joint density is that of the priors."""
         largest = jnp.finfo(self.dispersion.dtype).max
-        return dataclasses.replace(self, dispersion=jnp.full_like(self.dispersion, largest))
+        return dataclasses.replace(self, dispersion=np.full_like(self.dispersion, largest))
 
 
 def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:

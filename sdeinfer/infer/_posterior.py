@@ -71,7 +71,7 @@ class Posterior(eqx.Module):
         generator, position = np.random.default_rng(np.asarray(jr.key_data(key))), {}
         for name, leaf in latent_structure(self.model, self.prepared).items():
             centre, half = self.model.start_of(name, self.prepared)
-            position[name] = (centre + half * generator.uniform(-1, 1, leaf.shape)).astype(leaf.dtype)
+            position[name] = np.asarray(centre + half * generator.uniform(-1, 1, leaf.shape), leaf.dtype)
         return position
 
 

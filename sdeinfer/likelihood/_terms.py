@@ -209,7 +209,7 @@ def laws_on_host(
     layer, features = kind.with_coordinates(u.T), (len(VARIANCE_FEATURES),)
     axes: dict[str, tuple[int, ...]] = {"variance": features, "variance_mixing": features}
 
-    def at(width: float) -> FiniteWidth:
+    def at(width: np.floating) -> FiniteWidth:
         found = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
         # A coefficient may be the same at all points.
         shapes = {name: (len(u), *axes.get(name, ())) for name in vars(found)}

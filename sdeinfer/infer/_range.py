@@ -39,6 +39,7 @@ from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._transitions import Path, evenly_by, outputs_transitions, used_of, with_used
 from sdeinfer.observation._dataset import outputs_of
+from sdeinfer.observation._doubts import require_changing_norms
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
@@ -125,6 +126,7 @@ def range_to_fit(
     problem: Ranged, data: xr.Dataset, largest_logit: float, times: float = 1.0
 ) -> tuple[xr.Dataset, dict[str, Any], Range]:
     """As `in_range`; if no transition is left, the half with the smallest spreads, and the reason as `out_of_range`."""
+    require_changing_norms(data)
     try:
         return in_range(problem, data, largest_logit, times)
     except OutOfRange as error:

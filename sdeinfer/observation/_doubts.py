@@ -99,15 +99,19 @@ def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, 
                 "of each, as by data.isel(layer=slice(None, None, 2))"
             )
         return network, layer, what
-    squares = np.diagonal(V, axis1=-2, axis2=-1)
+    return None
+
+
+def require_changing_norms(data: xr.Dataset) -> None:
+    """Check that the covariances are not those of normalised tokens, of which no law of shaped networks holds."""
+    squares = np.diagonal(data["covariance"].values, axis1=-2, axis2=-1)
     constant = (np.ptp(squares, axis=1) <= 1e-6 * squares.max(axis=1)).all(axis=-1)  # up to the rounding of float32
     if constant.any():
-        what = (
-            "no token changes its norm in any layer: these are correlations, or states after a normalisation; the "
-            "covariances XXᵀ/n of the residual stream are needed"
+        raise InputError(
+            f"covariance: network {labels_of(data)[int(np.argmax(constant))]}: no token changes its norm in any layer: "
+            "these are correlations, or states after a normalisation; the covariances XXᵀ/n of the residual stream are "
+            "needed"
         )
-        return int(np.argmax(constant)), 0, what
-    return None
 
 
 def last_marks(V: Float[np.ndarray, "networks layers m m"]) -> UInt64[np.ndarray, " networks"]:

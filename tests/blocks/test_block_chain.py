@@ -78,6 +78,13 @@ def test_chain_has_the_moments_of_the_weights(key):
         assert_estimate(chain, weights, np.hypot(error, other))
 
 
+def test_networks_of_normalised_tokens_are_sampled(key):
+    block = Block(BRANCHES["mlp"], 0.5, "layer", "post")
+    V0 = si.equicorrelated(tokens=2, correlation=0.2)
+    data = si.sample_networks(block, V0, width=32, depth=3, networks=4, key=key)
+    np.testing.assert_allclose(np.diagonal(data["covariance"].values, axis1=-2, axis2=-1), 1.0, rtol=1e-6)
+
+
 def test_precisions_share_random_numbers_and_strengths_over_depth_are_those_of_each_layer(key):
     same = {"networks": 8, "key": key}
     weak, stepped = of_strength(0.3), OverDepth(LAYER, **dict.fromkeys(STRENGTHS, step_up))

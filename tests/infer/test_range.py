@@ -103,6 +103,14 @@ def test_tokens_that_are_copies_from_the_start_are_an_error(networks):
         in_range_of(data)
 
 
+def test_correlations_are_refused(networks):
+    V = networks["covariance"].values
+    norms = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1))
+    data = networks.assign(covariance=networks["covariance"].copy(data=V / (norms[..., None] * norms[..., None, :])))
+    with pytest.raises(si.InputError, match="network 0: no token changes its norm in any layer"):
+        range_to_fit(problem_of(FULL_PATH, TRANSFORMER), data, LARGEST_LOGIT)
+
+
 def test_a_posterior_says_what_it_left_out(networks):
     short = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 1}
     post = si.fit(si.models.full_path, networks, largest_logit=0.15, **short, key=jr.key(0))

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
@@ -28,7 +29,7 @@ class NUTS(AbstractMarkovChain):
 
         The gradient is that of the program that has found the mode, so that no other is compiled; JAX cannot trace it.
         """
-        z = posterior.initial_position(key)
+        z = jax.device_get(_initial_position(posterior, key))
         return _bound(self, posterior, jr.key_data(key), ParamInfo(z, *posterior.potential_and_slope(z)))
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
@@ -59,6 +60,11 @@ class NUTS(AbstractMarkovChain):
         settings: dict[str, Any] = {"dense_mass": model.dense, "target_accept_prob": model.acceptance}
         kernel = infer.NUTS(potential_fn=posterior.potential, **settings)
         return kernel, kernel.init(key, self.warmup, start)
+
+
+@eqx.filter_jit
+def _initial_position(posterior: Posterior, key: PRNGKeyArray) -> dict[str, Array]:
+    return posterior.initial_position(key)
 
 
 @eqx.filter_jit

@@ -66,12 +66,14 @@ class Posterior(eqx.Module):
         centre, scale = (flat.__array_namespace__().asarray(x) for x in (self.centre, self.scale))
         return _parted(centre + flat @ scale.T, z)
 
-    def initial_position(self, key: PRNGKeyArray) -> dict[str, np.ndarray]:
+    def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
         """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
-        generator, position = np.random.default_rng(np.asarray(jr.key_data(key))), {}
-        for name, leaf in latent_structure(self.model, self.prepared).items():
+        structure = latent_structure(self.model, self.prepared)
+        keys = jr.split(key, len(structure))
+        position = {}
+        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
             centre, half = self.model.start_of(name, self.prepared)
-            position[name] = np.asarray(centre + half * generator.uniform(-1, 1, leaf.shape), leaf.dtype)
+            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
         return position
 
 

@@ -80,8 +80,9 @@ def test_evidence_is_the_integral_of_the_likelihood():
         return float(logsumexp(np.asarray(densities(kind, u, statistics)) + prior) + np.log(volume))
 
     found = {each.architecture: each.evidence for each in alternatives(at_truth(ONE, 64), data, ONE)}
-    two = template("attention", heads=2)
-    assert abs(found[two] - (integral(two) - integral(ONE))) < 0.1
+    for sizes in ({"heads": 2}, {"heads": 8}, {"output_projection": True}):
+        other = template("attention", **sizes)
+        assert abs(found[other] - (integral(other) - integral(ONE))) < 0.1
 
 
 def test_sizes_are_named():

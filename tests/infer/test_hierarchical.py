@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_distribution, assert_within
+from budget import assert_distribution, assert_mean, assert_within
 from numpyro.infer import Predictive
 from scipy.special import logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
@@ -119,11 +119,13 @@ def test_each_group_has_the_adjustment_that_it_has_alone():
 @pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
 def test_estimates_change_no_prior(law):
     """Where the sampler's coordinates are laid, groups are still normal about the population."""
-    drawn = draws_of(law)
+    drawn, squares = draws_of(law), []
     for name, transform in {"gamma": logit, "tau0": np.log, "c_gap": np.log}.items():
         for number in range(prepared(law).groups):
-            moved = transform(drawn[f"group_{name}"][:, number]) - transform(drawn[name])
-            assert_distribution(moved / drawn[f"{name}_sd"], norm.cdf)
+            moved = (transform(drawn[f"group_{name}"][:, number]) - transform(drawn[name])) / drawn[f"{name}_sd"]
+            assert_distribution(moved, norm.cdf)
+            squares.append(moved**2)
+    assert_mean(np.concatenate(squares), 1.0)  # 5 % of a group's standard deviation are not seen group by group
     assert_distribution(drawn["gamma"], uniform.cdf)
     assert_distribution(drawn["tau0"], lognorm(1).cdf)
     assert_distribution(drawn["c_gap"], halfnorm(scale=2 * np.sqrt(2)).cdf)

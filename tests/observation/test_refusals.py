@@ -106,7 +106,6 @@ COVARIANCES = [
     (lambda: cov((1, 2), 0.0), "covariance: network 1, layer 2: the covariance is zero"),
     (lambda: cov((1, 2), lambda V: V[1, 1]), "covariance: network 1, layer 1: the covariance of the next layer is the"),
     (lambda: cov(1, lambda V: V[1, 0]), "covariance: network 1, layer 0: the covariance is the same after every layer"),
-    (lambda: cov(..., lambda V: V / np.sqrt(np.einsum("nlaa,nlbb->nlab", V, V))), "covariance: network 0, layer 0: no"),
     (lambda: cov().isel(token_a=[0]), "covariance: token_a and token_b must have one length, got 1 and 2"),
     (lambda: cov().isel(network=[]), "covariance: no network in the data"),
     (lambda: cov().rename(covariance="V"), "data: no variable `covariance`"),

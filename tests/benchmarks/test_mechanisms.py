@@ -94,9 +94,17 @@ def by_jax_with_uniforms(keys: NetworkKeys, shape, dtype, *, stream=0, block=0):
     return by_jax(keys, shape, dtype, stream=stream, block=block), jax.vmap(one, out_axes=-1)(keys.high, keys.low)
 
 
+class ByJax(si.ShapedTransformer):
+    """A Transformer whose chain is JAX's, as that of blocks and of layers of one's own."""
+
+    @property
+    def on_host(self) -> bool:
+        return False
+
+
 def test_the_generator_against_jax_random(monkeypatch):
     """Seconds to sample networks of four tokens, the first time and later."""
-    truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)
+    truth = ByJax(gamma=0.6, tau0=1.0, c_plus=2.0, c_minus=-2.0)
     V0, seconds = si.equicorrelated(tokens=4, correlation=0.0, norm=1.6), {}
     for name in ("own", "jax.random"):
         if name == "jax.random":

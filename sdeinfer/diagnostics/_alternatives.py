@@ -11,7 +11,7 @@ test of separate families: their mean log ratio and three of its standard deviat
 
 import dataclasses
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ import xarray as xr
 from jaxtyping import Float
 from scipy.optimize import minimize
 
+from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
@@ -112,12 +113,12 @@ def _compared(
 
 def _statistics(path: Path, kinds: tuple[AbstractLayer, ...]) -> dict[AbstractLayer, PathStatistics]:
     """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
-    patterns = {each: each.pattern for each in kinds}
-    of_pattern = {
-        pattern: jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
-        for pattern in set(patterns.values())
-    }
-    return {each: of_pattern[pattern] for each, pattern in patterns.items()}
+
+    @cache
+    def of_pattern(pattern: Pattern) -> PathStatistics:
+        return jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
+
+    return {each: of_pattern(each.pattern) for each in kinds}
 
 
 def log_ratios(

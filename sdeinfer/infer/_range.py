@@ -58,7 +58,7 @@ In float64 and n = 64 the condition number is then at most 6·10⁸, in float32 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """What determines the range of a law, see `AbstractCovariances`."""
+    """A problem whose law holds in a range, see `AbstractCovariances`."""
 
     @property
     def kind(self) -> AbstractLayer | None: ...
@@ -181,7 +181,7 @@ def _range_of_part(
 def _largest_spread(
     problem: Ranged, data: xr.Dataset, measures: Measures, largest_logit: float, times: float
 ) -> tuple[Coldest, float, float]:
-    """What the spread depends on, its bound, and τ0."""
+    """The coldest layer, the largest spread to which a transition may grow, and τ0."""
     assert problem.kind is not None
     path, used, latent = _transitions(problem, data), used_of(data), latent_time(data)
 

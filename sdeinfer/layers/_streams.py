@@ -20,7 +20,7 @@ class NetworkStreams:
     Each call draws from a stream of its own, which the words of the key, the group and the path determine.
 
     Attributes:
-        words: of the key.
+        words: the integers of the key.
         group: number of the group.
         networks: the networks, counted within the group.
         path: numbers of the layers and parts that `split` and `fold_in` have chosen.

@@ -169,7 +169,7 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
 
 
 def _described(data: xr.Dataset) -> dict[str, Any]:
-    """What data have in common that may be appended to one another."""
+    """The properties that two Datasets share if one may be appended to the other."""
     return {
         "variables": set(data.variables),
         "layers": data["layer"].values.tolist() if "layer" in data.coords else [],

@@ -40,7 +40,7 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
     if truth:
         arviz_plots.add_lines(plot, truth)
     for name, panel in zip(names, panels, strict=True):
-        # Of a posterior with a long tail the bulk stays legible.
+        # The bulk of a posterior with a long tail stays legible.
         low, high = draws[name].quantile([0.005, 0.995]).values
         margin = 0.05 * (high - low)
         true = truth.get(name, low)

@@ -393,10 +393,3 @@ def test_networks_are_not_counted_twice(data):
     parts = jnp.arange(2), jnp.arange(2, NETWORKS)
     path = si.prepare(EACH(functools.partial(at_two_sites, parts=parts)), data, law="limit")
     assert path.networks == NETWORKS
-
-
-def test_values_of_another_shape_are_one_line(data):
-    path = si.transitions(data)
-    for shape in ((NETWORKS, 7, 3, 3), (3, 7, 2, 2), (NETWORKS, 4, 2, 2), (7, 2, 2), ()):
-        with pytest.raises(si.InputError, match=r"value: path.observed is needed, or .* shape \(5, 7, 2, 2\)"):
-            law(0.5, path).log_prob(jnp.ones(shape))

@@ -139,3 +139,12 @@ def test_a_finite_network_is_not_sampled_without_a_chain():
 
     with pytest.raises(si.InputError, match="Unsampled needs forward_covariance to sample finite networks"):
         CovariancePath(Unsampled(1.0, -1.0), transitions_of(data_of(paths()))).sample(jr.key(0))
+
+
+def test_values_of_another_shape_are_one_line():
+    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
+    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
+    path = si.transitions(si.sample_networks(layer, V0, width=48, depth=6, networks=5, key=jr.key(0)))
+    for shape in ((5, 7, 3, 3), (3, 7, 2, 2), (5, 4, 2, 2), (7, 2, 2), ()):
+        with pytest.raises(si.InputError, match=r"value: path.observed is needed, or .* shape \(5, 7, 2, 2\)"):
+            CovariancePath(layer, path).log_prob(jnp.ones(shape))

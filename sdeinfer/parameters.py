@@ -96,7 +96,9 @@ class Parameter:
         """
         host = isinstance(value, np.ndarray) and value.dtype == jax.dtypes.canonicalize_dtype(value.dtype)
         try:
-            array: Any = value if host else jnp.asarray(value)
+            # JAX compiles a program to make an array of a Python number, but not to place one.
+            number = isinstance(value, int | float)
+            array: Any = value if host else jax.device_put(value) if number else jnp.asarray(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"{self.name}: a real scalar is needed, got {shown(value)}") from error
         if not jnp.issubdtype(array.dtype, jnp.number) or jnp.iscomplexobj(array):

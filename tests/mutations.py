@@ -105,7 +105,7 @@ MUTATIONS = (
     Mutation("adjustment: C, scatter beside the priors", SANDWICH, "_roots(inverse @ (scatter + priors) @ inverse)", "_roots(inverse @ (1.05 * scatter + priors) @ inverse)", SCORES),
     Mutation("adjustment: scatter of the score", SANDWICH, "parts * weighted[part::parts].T @ weighted[part::parts]", "1.05 * parts * weighted[part::parts].T @ weighted[part::parts]", SCORES),
     Mutation("adjustment: omitted order", SANDWICH, "omitted = largest *", "omitted = 1.05 * largest *", SCORES),
-    Mutation("adjustment: how C moves parameters", "likelihood/_path.py", "@ (", "@ (1.05 * ", SCORES),
+    Mutation("adjustment: how C moves parameters", "likelihood/_path.py", "@ matrix.T).T)", "@ (1.05 * matrix.T)).T)", SCORES),
     # Finite networks, with weights and without.
     Mutation("chain: residual scale", WISHART, "scale = gamma / xp.sqrt", "scale = 1.05 * gamma / xp.sqrt", CHAIN),
     Mutation("chain: residual in the other directions", WISHART, "gram(scale * matmul(F, far))", "gram(1.05 * scale * matmul(F, far))", CHAIN),
@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation("layer step: square of the mean", "likelihood/_layer_step.py", "(power - 1) / 2 * matmul", "(power - 1) / 1.8 * matmul", "tests/likelihood/test_layer_step.py::test_without_noise_it_is_the_drift_up_to_the_third_order"),
     Mutation("layer step: cubic term", "likelihood/_layer_step.py", "(both + w)", "(both + 2 * w)", "tests/likelihood/test_layer_step.py::test_one_token_has_the_variance_of_the_law_up_to_the_third_order"),
     Mutation("pooling: standard deviation", "likelihood/_assumptions.py", "sd / ratio * z", "1.05 * sd / ratio * z", "tests/infer/test_hierarchical.py::test_estimates_change_no_prior"),
-    Mutation("adjustment: shift", "likelihood/_path.py", "(u - self.centre - self.shift)", "(u - self.centre + self.shift)", "tests/likelihood/test_adjustment.py::test_an_adjustment_is_affine"),
+    Mutation("adjustment: shift", "likelihood/_path.py", "(u.T - centre - shift)", "(u.T - centre + shift)", "tests/likelihood/test_adjustment.py::test_an_adjustment_is_affine"),
     Mutation("likelihood: Jacobian of coordinates", "likelihood/_terms.py", "-(V.shape[-1] + 1) * at", "-V.shape[-1] * at", "tests/likelihood/test_transitions.py::test_terms_of_finite_width_are_the_dense_normal"),
     Mutation("solver: φ₂ of long steps", "solve/_splitting.py", "(away - decayed) / away**2", "(away - decayed) / (1.1 * away**2)", "tests/solve/test_splitting.py::test_a_long_step_of_a_relu_is_of_the_exponential_heun_scheme"),
     Mutation("solver: midpoints over depth", "solve/_grid.py", "(ends[1:] + ends[:-1]) / 2", "ends[:-1]", "tests/solve/test_over_depth.py::test_norms_have_the_integrated_variance"),

@@ -11,7 +11,7 @@ from jaxtyping import Int, PRNGKeyArray, PyTree
 
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_densities
+from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_likelihoods
 from sdeinfer.infer._measures import Measure, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._predictive import labelled, predict
@@ -85,7 +85,7 @@ class AbstractCovariances(AbstractProblem):
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
         each, groups = prepared.each, super().label(labels, prepared, before, draws)
         if adjustment_of(each) is not None:
-            of_data, _ = log_densities(self.model, densities_of_data(each), draws.samples)
+            of_data = log_likelihoods(self.model, densities_of_data(each), draws.samples, draws.layers)
             groups[ADJUSTED_LIKELIHOOD] = groups["log_likelihood"]
             groups["log_likelihood"] = labels.of_densities(of_data)
         if self.kind is not None and draws.layers is not None:

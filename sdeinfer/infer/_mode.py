@@ -17,7 +17,7 @@ from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._densities import constrained_sites, latent_structure
+from sdeinfer.infer._densities import constrained, latent_structure
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.parameters import TAU0
@@ -201,7 +201,7 @@ def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode, latent: Array |
     steps = step * np.eye(count)
     around = np.concatenate([mode.x[None], mode.x + steps, mode.x - steps])
     sites = mode.by_site(np.asarray(around, dtype)[None])
-    _, layers = constrained_sites(model, jax.device_put(prepared), sites, latent)
+    layers = constrained(model, jax.device_put(prepared), sites, latent).layers
     assert layers is not None
     u = np.asarray(layers[0], np.float64)
     along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)

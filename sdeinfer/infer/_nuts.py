@@ -6,16 +6,18 @@ networks are computed afterwards for the kept draws.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
-import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpyro import infer
 from numpyro.infer.util import ParamInfo
 
+from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._posterior import Posterior
 from sdeinfer.infer._samplers import AbstractMarkovChain
 
@@ -29,8 +31,9 @@ class NUTS(AbstractMarkovChain):
 
         The gradient is that of the program that has found the mode, so that no other is compiled; JAX cannot trace it.
         """
-        z = jax.device_get(_initial_position(posterior, key))
-        return _bound(self, posterior, jr.key_data(key), ParamInfo(z, *posterior.potential_and_slope(z)))
+        state = _initial_state(self, posterior, key)
+        value, slope = posterior.potential_and_slope(jax.device_get(state.z))
+        return state._replace(potential_energy=value, z_grad=slope)
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[Any, ...]:
         """The initial states of all chains."""
@@ -62,11 +65,8 @@ class NUTS(AbstractMarkovChain):
         return kernel, kernel.init(key, self.warmup, start)
 
 
-@eqx.filter_jit
-def _initial_position(posterior: Posterior, key: PRNGKeyArray) -> dict[str, Array]:
-    return posterior.initial_position(key)
-
-
-@eqx.filter_jit
-def _bound(sampler: NUTS, posterior: Posterior, key: Array, start: ParamInfo) -> Any:
-    return sampler.bind(posterior, key, start)[1]
+@functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
+def _initial_state(sampler: NUTS, posterior: Posterior, key: PRNGKeyArray) -> Any:
+    """A state whose potential and gradient are still to be filled in."""
+    z = posterior.initial_position(key)
+    return sampler.bind(posterior, jr.key_data(key), ParamInfo(z, jnp.zeros(()), jax.tree.map(jnp.zeros_like, z)))[1]

@@ -19,12 +19,12 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import ArrayLike, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import ArrayLike, Int, PRNGKeyArray, PyTree
 from numpyro import handlers
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._densities import prior_draws
+from sdeinfer.infer._densities import Layers, prior_draws
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
@@ -103,7 +103,6 @@ def stamp() -> dict[str, str]:
 
 
 type Sites = Mapping[str, np.ndarray]
-type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
 
 
 class Prepared(NamedTuple):

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 from sdeinfer._arguments import shown, whole_number
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._densities import constrained_sites, log_densities
+from sdeinfer.infer._densities import constrained, log_likelihoods
 from sdeinfer.infer._posterior import Posterior
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
@@ -133,11 +133,11 @@ class AbstractMarkovChain(AbstractSampler):
 def draws_of(posterior: Posterior, each: PyTree, kept: Mapping[str, Any]) -> Draws:
     """Sites, layers and densities at the kept positions."""
     z = posterior.unconstrained(kept["position"], axes=2)
-    sites, layers = constrained_sites(posterior.model, posterior.prepared, z)
-    observed, prior = log_densities(posterior.model, each, sites)
+    at = constrained(posterior.model, posterior.prepared, z)
+    observed = log_likelihoods(posterior.model, each, at.sites, at.layers)
     statistics, some = dict(kept["statistics"]), next(iter(z.values()))
     statistics.setdefault("diverging", np.zeros(some.shape[:2], bool))
-    return Draws(sites, layers, observed, prior, statistics)
+    return Draws(at.sites, at.layers, observed, at.log_prior, statistics)
 
 
 @eqx.filter_jit

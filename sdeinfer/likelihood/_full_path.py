@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray
 from numpyro.distributions import Distribution, constraints
 
@@ -15,6 +16,7 @@ from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.likelihood._path import AbstractPath
+from sdeinfer.likelihood._terms import laws_on_host
 from sdeinfer.networks import covariance_chain
 
 FARTHEST = 40.0
@@ -114,6 +116,20 @@ class CovariancePath(FullPath):
             return draw(key)
         drawn = jax.lax.map(draw, jr.split(key, math.prod(sample_shape)))
         return drawn.reshape(*sample_shape, *drawn.shape[1:])
+
+
+def densities_at(
+    path: AbstractPath, kind: AbstractLayer, u: Float[np.ndarray, "points coordinates"]
+) -> Float[np.ndarray, "points networks"]:
+    """`CovariancePath.log_prob` of the path's networks at points of the layer's coordinates, by NumPy."""
+    adjustment, coordinates = path.adjustment, kind.coordinates
+    inside = (abs(u) <= (FARTHEST if adjustment is not None else np.inf)).all(axis=-1)
+    u = np.where(inside[:, None], u, 0.0)
+    if adjustment is not None:
+        u = coordinates.unconstrained(adjustment(kind.with_coordinates(u.T)).parameters()).T
+    path = jax.tree.map(np.asarray, path)
+    found = path.log_density(laws_on_host(kind, u, np.asarray(path.widths), path.assumptions.law), path.value)
+    return np.where(inside[:, None], found, -np.inf)
 
 
 def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Bool[Array, "*networks"]]:

@@ -63,6 +63,11 @@ class AbstractModel(abc.ABC):
         return True
 
     @property
+    def is_one_layer(self) -> bool:
+        """Whether the density of the data is that of a `CovariancePath` of one layer, which the assumptions have."""
+        return False
+
+    @property
     def acceptance(self) -> float:
         """Target acceptance probability of NUTS.
 
@@ -103,6 +108,10 @@ class EveryLayer(AbstractModel):
         innermost = inside(self.program)
         return not self.makes_layers or (isinstance(innermost, AbstractModel) and innermost.takes_architecture)
 
+    @property
+    def is_one_layer(self) -> bool:
+        return not self.makes_layers and not self.each
+
     def takes(self, path: AbstractPath) -> bool:
         return not isinstance(path, PathStatistics) or path.group is None
 
@@ -127,6 +136,10 @@ class Groups(EveryLayer):
     """Networks in groups, observed at every layer."""
 
     ungrouped: EveryLayer = dataclasses.field(kw_only=True)
+
+    @property
+    def is_one_layer(self) -> bool:
+        return False
 
     @property
     def acceptance(self) -> float:

@@ -13,6 +13,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 
 from sdeinfer.covariance import Pattern
+from sdeinfer.covariance._matrix import engine
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
@@ -37,13 +38,14 @@ class Adjustment(eqx.Module):
     error: Float[Any, "*groups"]
 
     def __call__(self, layer: AbstractLayer) -> AbstractLayer:
-        """The layer with adjusted parameters."""
+        """The layer with adjusted parameters, or layers at several points, by NumPy where they are NumPy's."""
         coordinates = layer.coordinates
         u = coordinates.unconstrained(layer.parameters())
-        moved = self.centre + self.matrix @ (u - self.centre - self.shift)
-        values = coordinates.constrained(moved)
+        xp = engine(u)
+        centre, matrix, shift = map(xp.asarray, (self.centre, self.matrix, self.shift))
+        values = coordinates.constrained((centre + (u.T - centre - shift) @ matrix.T).T)
         for name in coordinates.temperatures:
-            values[name] = _at_least(values[name], self.least_tau0)
+            values[name] = _at_least(values[name], xp.asarray(self.least_tau0))
         return layer.with_parameters(values)
 
     def of_densities(self) -> "Adjustment":
@@ -65,10 +67,11 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
     return Adjustment(*jax.device_put(list(each)))
 
 
-def _at_least(x: Float[Array, ""], least: Float[Array, ""]) -> Float[Array, ""]:
+def _at_least(x: Float[Any, "..."], least: Float[Any, ""]) -> Float[Any, "..."]:
     """Smooth maximum of x and a bound; at 1.5 times the bound it exceeds x by 0.6 %."""
-    larger = jnp.maximum(x, least)
-    return larger * (1 + (jnp.minimum(x, least) / larger) ** 8) ** (1 / 8)
+    xp = engine(x)
+    larger = xp.maximum(x, least)
+    return larger * (1 + (xp.minimum(x, least) / larger) ** 8) ** (1 / 8)
 
 
 class AbstractPath(eqx.Module):

@@ -84,11 +84,11 @@ class PathStatistics(AbstractPath):
         quadratic, variance = products(moments.drift), variance_at_nodes(moments, self)
         weights = engine(variance).asarray(value)
         if isinstance(weights, np.ndarray):
-            twice = _contracted_on_host(quadratic[..., self.width, :], variance[..., self.width, :, :], weights)
+            twice = _contracted_on_host(quadratic, variance, weights, self.width)
         elif self.networks == len(self.widths):
             twice = jax.vmap(contracted)(quadratic[self.width], variance[self.width], weights)
         else:
-            kernels = jax.vmap(kernel)(quadratic, variance)
+            kernels = kernel(quadratic, variance)
             of_widths = weights.reshape(self.networks, -1) @ kernels.reshape(len(self.widths), -1).T
             twice = jnp.take_along_axis(of_widths, self.width[:, None], axis=1)[:, 0]
         if self.adjustment is not None:
@@ -188,9 +188,10 @@ def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Any, ".
     return moments.noise[..., None] + mixing * e * (1 + strength * next_order * bounded(largest / 0.75))
 
 
-def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:
-    """Coefficients of the rows of the statistics in −2 log density, for one width: log v and θ_s θ_t/v."""
-    return jnp.concatenate([jnp.log(variance)[None], quadratic[:, None, None] / variance])
+def kernel(quadratic: Float[Any, "... count"], variance: Float[Any, "... p nodes"]) -> Float[Any, "... rows p nodes"]:
+    """Coefficients of the rows of the statistics in −2 log density: log v and θ_s θ_t/v."""
+    xp, variance = engine(variance), variance[..., None, :, :]
+    return xp.concatenate([xp.log(variance), quadratic[..., None, None] / variance], axis=-3)
 
 
 @jax.custom_jvp
@@ -202,13 +203,19 @@ def contracted(
 
 
 def _contracted_on_host(
-    quadratic: Float[np.ndarray, "... count"],
-    variance: Float[np.ndarray, "... p nodes"],
+    quadratic: Float[np.ndarray, "... widths count"],
+    variance: Float[np.ndarray, "... widths p nodes"],
     weights: Float[np.ndarray, "networks rows p nodes"],
-) -> Float[np.ndarray, "..."]:
-    """`contracted` by NumPy."""
-    S = np.einsum("...nk,nkpj->...npj", quadratic, weights[:, 1:])
-    return (weights[:, 0] * np.log(variance) + S / variance).sum(axis=(-2, -1))
+    width: Int[Any, " networks"],
+) -> Float[np.ndarray, "... networks"]:
+    """`kernel` times the statistics of each network, by one product of matrices for each width."""
+    rows, kernels = weights.reshape(len(weights), -1), kernel(quadratic, variance)
+    found = np.empty((*kernels.shape[:-4], len(rows)), kernels.dtype)
+    for number in range(kernels.shape[-4]):
+        members = np.flatnonzero(np.asarray(width) == number)
+        here = kernels[..., number, :, :, :]
+        found[..., members] = here.reshape(*here.shape[:-3], -1) @ rows[members].T
+    return found
 
 
 def _value_and_slopes(

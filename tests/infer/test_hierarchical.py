@@ -16,7 +16,7 @@ from scipy.stats import halfnorm, lognorm, norm, uniform
 import sdeinfer as si
 from sdeinfer.infer import predict
 from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._densities import log_densities
+from sdeinfer.infer._densities import log_likelihoods
 from sdeinfer.layers import template
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._reduction import path_layout
@@ -91,8 +91,8 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     data, grouped = mixed(), prepared(law)
     layout, groups, assumptions = path_layout(observed_path(data)), groups_of(data), assumed(data, law)
     sites = {name: value[None, :3] for name, value in draws_of(law).items()}
-    found = log_densities(MODEL, grouped, sites)[0]["covariance"][0]
-    pooled = log_densities(MODEL, MODEL.pool(grouped), sites)[0]["covariance"][0]
+    found = log_likelihoods(MODEL, grouped, sites, None)["covariance"][0]
+    pooled = log_likelihoods(MODEL, MODEL.pool(grouped), sites, None)["covariance"][0]
     assert (found.shape[-1], pooled.shape[-1]) == (16, 4)
     np.testing.assert_allclose(pooled.sum(axis=-1), found.sum(axis=-1), rtol=1e-12)
     for number in range(len(groups)):
@@ -100,7 +100,7 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
         alike = MODEL.ungrouped
         one = problem_of(alike, assumptions).adjusted(path, layout)
         at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
-        expected = log_densities(alike, one, at | {"c_mean": sites["c_mean"]})[0]["covariance"][0]
+        expected = log_likelihoods(alike, one, at | {"c_mean": sites["c_mean"]}, None)["covariance"][0]
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
 
 

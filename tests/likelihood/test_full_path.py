@@ -1,5 +1,7 @@
 """The law of a path: the dense normal of its transitions, and what it does and does not depend on."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import LAYERS
@@ -16,7 +18,8 @@ from likelihood.paths import (
 from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood._full_path import FullPath
+from sdeinfer.likelihood._full_path import FullPath, densities_at
+from sdeinfer.likelihood._path import no_adjustment
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):
@@ -32,6 +35,20 @@ def test_networks_of_several_widths_each_have_their_own_law(layer):
     law = FullPath(law_of(layer, statistics, "finite-width"), statistics)
     assert law.batch_shape == (3,)
     assert law.event_shape == statistics.weights.shape[1:]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_densities_at_points_by_numpy_are_those_of_each_layer(layer, law):
+    widths, coordinates = [15, 40, 300], layer.coordinates
+    statistics = statistics_of(np.stack([wishart_path(3, 5, width=n, seed=n) for n in widths]), width=widths)
+    assumed = dataclasses.replace(statistics, assumptions=dataclasses.replace(statistics.assumptions, law=law))
+    here = np.asarray(coordinates.unconstrained(layer.parameters()))
+    points = np.stack([here, here + 0.2, here - 0.3])
+    expected = [log_prob(layer.with_coordinates(u), statistics, law) for u in points]
+    np.testing.assert_allclose(densities_at(assumed, layer, points), expected, rtol=1e-9)
+    adjusted = assumed.with_adjustment(no_adjustment(len(coordinates)))
+    far = densities_at(adjusted, layer, points + 41.0)
+    assert (far == -np.inf).all()
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -11,7 +11,7 @@ from references import wishart_path
 
 import sdeinfer as si
 from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.infer._densities import log_densities
+from sdeinfer.infer._densities import log_likelihoods
 from sdeinfer.infer._mode import potential_and_slope
 from sdeinfer.likelihood import CovariancePath, with_pattern
 from sdeinfer.likelihood._path import Transitions, transitions_of
@@ -128,7 +128,7 @@ def test_the_packages_models_have_the_posterior_of_compressed_data():
         found, expected = (potential_and_slope(model, each, at) for each in (path, statistics))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), found, expected)
     gaps = np.array([[0.5, 2.0, 4.0]])
-    densities = log_densities(model, path, {"c_gap": gaps, "c_mean": 0 * gaps})[0]["covariance"]
+    densities = log_likelihoods(model, path, {"c_gap": gaps, "c_mean": 0 * gaps}, None)["covariance"]
     expected = [log_prob(si.ShapedMLP(gap / 2, -gap / 2), statistics) for gap in gaps[0]]
     np.testing.assert_allclose(densities[0], expected, rtol=1e-10)
 

@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._map_reduce import added
-from sdeinfer.infer._mode import DIFFERENCES
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, laws_on_host, moments_of
 from sdeinfer.likelihood._transitions import Path
+
+STEP = 1e-5
+"""Step of finite differences in the unconstrained parameters."""
 
 
 class LawAt(NamedTuple):
@@ -75,8 +76,8 @@ def law_at(
         widths: the distinct widths n.
         law: "finite-width" or "limit".
     """
-    found = moments_of(laws_on_host(architecture, _around(u), np.asarray(widths, _dtype()), law))
-    moments = jax.tree.map(lambda x: np.asarray(x[0], np.float64), found)
+    found = moments_of(laws_on_host(architecture, _around(u), widths, law))
+    moments = jax.tree.map(lambda x: x[0], found)
     return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, jax.tree.map(_slopes, found))
 
 
@@ -126,18 +127,14 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
 
 def _around(u: Float[Any, " parameters"]) -> Float[np.ndarray, "points parameters"]:
     """A point, the points one step above it in each coordinate, and those below it."""
-    u, steps = np.asarray(u, _dtype()), DIFFERENCES[_dtype().itemsize] * np.eye(len(u), dtype=_dtype())
+    u, steps = np.asarray(u, float), STEP * np.eye(len(u))
     return np.concatenate([u[None], u + steps, u - steps])
 
 
 def _slopes(found: Float[np.ndarray, "points ..."]) -> Float[np.ndarray, "... parameters"]:
     """Derivatives of what was found at the points of `_around`."""
-    above, below = np.split(np.asarray(found[1:], np.float64), 2)
-    return np.moveaxis((above - below) / (2 * DIFFERENCES[_dtype().itemsize]), 0, -1)
-
-
-def _dtype() -> np.dtype:
-    return np.dtype(jnp.result_type(float))
+    above, below = np.split(found[1:], 2)
+    return np.moveaxis((above - below) / (2 * STEP), 0, -1)
 
 
 def shift_to_exact_mode(

@@ -124,9 +124,9 @@ def densities_at(
     """`CovariancePath.log_prob` of the path's networks at points of the layer's coordinates, by NumPy."""
     adjustment, coordinates = path.adjustment, kind.coordinates
     inside = (abs(u) <= (FARTHEST if adjustment is not None else np.inf)).all(axis=-1)
-    u = np.where(inside[:, None], u, 0.0)
+    u = np.where(inside[:, None], np.asarray(u, float), 0.0)
     if adjustment is not None:
-        u = coordinates.unconstrained(adjustment(kind.with_coordinates(u.T)).parameters()).T
+        u = coordinates.unconstrained(adjustment.adjusted(coordinates, u.T)).T
     path = jax.tree.map(np.asarray, path)
     found = path.log_density(laws_on_host(kind, u, np.asarray(path.widths), path.assumptions.law), path.value)
     return np.where(inside[:, None], found, -np.inf)

@@ -19,6 +19,7 @@ from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._terms import at_least_a_quarter, moments_of, of_limits, terms_of
 from sdeinfer.likelihood._transitions import observed_path, used_of
+from sdeinfer.parameters import Coordinates
 from sdeinfer.terms import AbstractTerm
 
 
@@ -38,15 +39,18 @@ class Adjustment(eqx.Module):
     error: Float[Any, "*groups"]
 
     def __call__(self, layer: AbstractLayer) -> AbstractLayer:
-        """The layer with adjusted parameters, or layers at several points, by NumPy where they are NumPy's."""
+        """The layer with adjusted parameters."""
         coordinates = layer.coordinates
-        u = coordinates.unconstrained(layer.parameters())
+        return layer.with_parameters(self.adjusted(coordinates, coordinates.unconstrained(layer.parameters())))
+
+    def adjusted(self, coordinates: Coordinates, u: Float[Any, "parameters ..."]) -> dict[str, Any]:
+        """The adjusted parameters of a layer at coordinates u; NumPy handles NumPy arrays."""
         xp = engine(u)
         centre, matrix, shift = map(xp.asarray, (self.centre, self.matrix, self.shift))
         values = coordinates.constrained((centre + (u.T - centre - shift) @ matrix.T).T)
         for name in coordinates.temperatures:
             values[name] = _at_least(values[name], xp.asarray(self.least_tau0))
-        return layer.with_parameters(values)
+        return values
 
     def of_densities(self) -> "Adjustment":
         """The adjustment with the mode and the range of the data's density, and with its own curvature."""

@@ -198,7 +198,7 @@ def of_limits(limit: Limit, widths: int) -> FiniteWidth:
 def laws_on_host(
     kind: AbstractLayer, u: Float[np.ndarray, "points coordinates"], widths: Float[np.ndarray, " widths"], law: str
 ) -> FiniteWidth:
-    """The laws of a layer at points of its coordinates, by NumPy; the leading axes are of points and of widths.
+    """The laws of a layer at points of its coordinates, by NumPy in float64; the leading axes are of points and widths.
 
     Arguments:
         kind: the kind of layer; with formulas for JAX alone they are computed operation by operation.
@@ -206,10 +206,10 @@ def laws_on_host(
         widths: the widths n.
         law: "finite-width" or "limit".
     """
-    layer, features = kind.with_coordinates(u.T), (len(VARIANCE_FEATURES),)
+    features = (len(VARIANCE_FEATURES),)
     axes: dict[str, tuple[int, ...]] = {"variance": features, "variance_mixing": features}
 
-    def at(width: np.floating) -> FiniteWidth:
+    def at(layer: AbstractLayer, width: np.floating) -> FiniteWidth:
         found = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
         # A coefficient may be the same at all points.
         shapes = {name: (len(u), *axes.get(name, ())) for name in vars(found)}
@@ -219,4 +219,7 @@ def laws_on_host(
         }
         return FiniteWidth(**each)
 
-    return jax.tree.map(lambda *each: np.stack(each, axis=1), *map(at, widths))
+    # Without it parameters in float64 would become arrays of JAX, in float32.
+    with jax.enable_x64(True):  # noqa: FBT003
+        layer = kind.with_coordinates(np.asarray(u, float).T)
+        return jax.tree.map(lambda *each: np.stack(each, axis=1), *(at(layer, width) for width in widths))

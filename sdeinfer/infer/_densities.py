@@ -69,11 +69,11 @@ def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers
     By NumPy for a model of one layer at draws of it: JAX would compile this for each number of networks, in .9 s.
     """
     entries = prepared.entries if isinstance(prepared, PathStatistics) else 1
-    together = max(1, min(250, ENTRIES // entries))
+    most = max(1, ENTRIES // entries)
     if model.is_one_layer and isinstance(prepared, PathStatistics) and layers is not None:
         at = functools.partial(densities_at, prepared, prepared.assumptions.kind)
-        return {PATH: over_draws(at, layers, together)}
-    return over_draws(functools.partial(_evaluate, model, jax.device_put(prepared)), sites, together)
+        return {PATH: over_draws(at, layers, min(1000, most))}
+    return over_draws(functools.partial(_evaluate, model, jax.device_put(prepared)), sites, min(250, most))
 
 
 def densities_of_data(prepared: PyTree) -> PyTree:

@@ -88,7 +88,7 @@ class PathStatistics(AbstractPath):
         elif self.networks == len(self.widths):
             twice = jax.vmap(contracted)(quadratic[self.width], variance[self.width], weights)
         else:
-            kernels = kernel(quadratic, variance)
+            kernels = jax.vmap(kernel)(quadratic, variance)
             of_widths = weights.reshape(self.networks, -1) @ kernels.reshape(len(self.widths), -1).T
             twice = jnp.take_along_axis(of_widths, self.width[:, None], axis=1)[:, 0]
         if self.adjustment is not None:
@@ -188,10 +188,9 @@ def variance_at_nodes(moments: Moments, path: "PathStatistics") -> Float[Any, ".
     return moments.noise[..., None] + mixing * e * (1 + strength * next_order * bounded(largest / 0.75))
 
 
-def kernel(quadratic: Float[Any, "... count"], variance: Float[Any, "... p nodes"]) -> Float[Any, "... rows p nodes"]:
-    """Coefficients of the rows of the statistics in −2 log density: log v and θ_s θ_t/v."""
-    xp, variance = engine(variance), variance[..., None, :, :]
-    return xp.concatenate([xp.log(variance), quadratic[..., None, None] / variance], axis=-3)
+def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"]) -> Float[Array, "rows p nodes"]:
+    """Coefficients of the rows of the statistics in −2 log density, for one width: log v and θ_s θ_t/v."""
+    return jnp.concatenate([jnp.log(variance)[None], quadratic[:, None, None] / variance])
 
 
 @jax.custom_jvp
@@ -209,12 +208,15 @@ def _contracted_on_host(
     width: Int[Any, " networks"],
 ) -> Float[np.ndarray, "... networks"]:
     """`kernel` times the statistics of each network, by one product of matrices for each width."""
-    rows, kernels = weights.reshape(len(weights), -1), kernel(quadratic, variance)
-    found = np.empty((*kernels.shape[:-4], len(rows)), kernels.dtype)
-    for number in range(kernels.shape[-4]):
+    rows, points = weights.reshape(len(weights), -1), variance.shape[:-3]
+    kernels = np.empty((*points, *weights.shape[1:]), variance.dtype)
+    found = np.empty((*points, len(rows)), variance.dtype)
+    for number in range(variance.shape[-3]):
+        np.log(variance[..., number, :, :], out=kernels[..., 0, :, :])
+        inverse = 1 / variance[..., number, None, :, :]
+        np.multiply(quadratic[..., number, :, None, None], inverse, out=kernels[..., 1:, :, :])
         members = np.flatnonzero(np.asarray(width) == number)
-        here = kernels[..., number, :, :, :]
-        found[..., members] = here.reshape(*here.shape[:-3], -1) @ rows[members].T
+        found[..., members] = kernels.reshape(*points, -1) @ rows[members].T
     return found
 
 

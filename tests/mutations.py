@@ -167,6 +167,8 @@ MUTATIONS = (
     Mutation("distance: floor", "diagnostics/_predictive.py", "math.sqrt(2 / math.pi) *", "math.sqrt(2.2 / math.pi) *", "tests/diagnostics/test_predictive.py::test_the_floor_is_the_published_one"),
     Mutation("branches: Bartlett's factor", "diagnostics/_dependence.py", "(width - m - 0.5)", "(width - 0.5)", "tests/blocks/test_block_fit.py::test_p_values_of_independent_rows_are_uniform"),
     Mutation("alternatives: Laplace's determinant", "diagnostics/_alternatives.py", "np.log(curvature).sum() / 2", "np.log(curvature).sum()", "tests/diagnostics/test_alternatives.py::test_evidence_is_the_integral_of_the_likelihood"),
+    Mutation("densities at draws: widths", "likelihood/_statistics.py", "1 / variance[..., number, None, :, :]", "1 / variance[..., 0, None, :, :]", "tests/likelihood/test_full_path.py::test_densities_at_points_by_numpy_are_those_of_each_layer"),
+    Mutation("alternatives: curvature", "diagnostics/_alternatives.py", "/ (4 * STEP**2)", "/ (2 * STEP**2)", "tests/diagnostics/test_alternatives.py::test_minimum_and_curvature_are_those_of_a_known_function"),
     Mutation("audit: temperature of a recipe", "auditing/_recipe.py", 'math.sqrt(gain["query"] * gain["key"])', 'gain["query"]', "tests/auditing/test_recipes.py::test_declared_blocks_have_the_mean_increments_of_these_weights"),
     Mutation("audit: T-Fixup", "auditing/_recipes.py", "0.67 * layers**-0.25", "0.7 * layers**-0.25", "tests/auditing/test_recipes.py::test_standard_deviations_are_those_by_hand"),
     Mutation("audit: error of a strength", "auditing/_estimates.py", "math.sqrt(-1 / (8 * quadratic))", "math.sqrt(-1 / (7 * quadratic))", "tests/auditing/test_judge.py::test_strengths_are_those_of_a_fit"),

@@ -1,120 +1,138 @@
-"""Inputs of a model: a default for Hugging Face models, and how many tokens of them are observed."""
+"""Inputs for a pass: two items of a batch with few tokens, a small image or a short sound, that fit a model."""
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from sdeinfer._arguments import at_least_one
-from sdeinfer._files import InputError
-from sdeinfer.auditing._describe import configuration_of, drawn
-from sdeinfer.blocks._order import BlockOrder
-from sdeinfer.layers import AbstractLayer
+import numpy as np
 
-MOST_TOKENS = 12
-"""Largest number of observed tokens, of all prompts: the law of an increment is one of m (m + 1)/2 numbers."""
+TOKENS = 8
+"""Number of tokens of a prompt."""
 
-TOKENS = 4
-"""Number of tokens of a default prompt."""
+BATCH = 2
+"""Number of items; a second pass changes one of them."""
 
 
-def default_inputs(model: Any) -> Any:
-    """Inputs for a Hugging Face model: a prompt of four tokens, or an image of 2 × 2 patches.
-
-    Arguments:
-        model: a module, or a function that draws one.
-
-    Returns:
-        Keyword arguments: `input_ids` of shape (1, 4), all different and none of them special; or `pixel_values` of
-        shape (1, channels, height, width), normal.
-
-    Raises:
-        InputError: for other models, and for configurations that no such input fits.
-    """
-    network, _ = drawn(model)
-    name, kind = type(network).__name__, getattr(network, "main_input_name", None)
-    config = configuration_of(network) if kind else None
-    if config is None or kind not in ("input_ids", "pixel_values"):
-        raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments; at most 12 tokens")
-    return _prompt(network, config) if kind == "input_ids" else _image(network, config)
+def candidates(model: Any) -> Iterator[dict[str, Any]]:
+    """Inputs to try in turn for a module of PyTorch, as keyword arguments."""
+    forward = getattr(model, "forward", model)
+    names = list(inspect.signature(forward).parameters)
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "model_type"):
+        yield from _of_hugging_face(model, config, names)
+    first = next((name for name in names if name not in ("self", "args", "kwargs")), "x")
+    for value in _plain(model):
+        yield {first: value}
 
 
-def check_inputs(model: Any, inputs: Any, architecture: AbstractLayer, *, tokens: int = TOKENS) -> slice | None:
-    """The tokens of each prompt to observe: the first ones if the law of these holds by itself, else all (None)."""
-    at_least_one(tokens=tokens)
-    config = configuration_of(drawn(model)[0])
-    order = BlockOrder.of(architecture, depth=1)
-    first = not order.has_attention or order.pattern.causal
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    if mask is not None and len(mask.shape) == 2 and not bool((mask != 0).all()):
-        raise InputError("inputs: attention_mask leaves tokens out: pass prompts of one length without padding")
-    shape = _shape_of(inputs, config)
-    if shape is None:
-        return slice(0, tokens) if first else None
-    prompts, length = shape
-    observed = min(tokens, length) if first else length
-    if prompts * observed > MOST_TOKENS:
-        how = "pass fewer, or fewer prompts" if first else "without a causal mask all are observed: pass shorter inputs"
-        counted = f"{prompts} × {observed}" if prompts > 1 else f"{observed}"
-        raise InputError(f"inputs: {counted} tokens to observe, at most {MOST_TOKENS} are possible; {how}")
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and window < observed:
-        raise InputError(f"inputs: a sliding window of {window} tokens is below the {observed} tokens to observe")
-    return slice(0, observed) if first else None
+def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Iterator[dict[str, Any]]:
+    main = getattr(model, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    options = {"use_cache": False} if "use_cache" in names else {}
+    tokens = _tokens(_first(text, "vocab_size", default=100), _special(text))
+    known: dict[str, list[Any]] = {
+        "input_ids": [tokens],
+        "decoder_input_ids": [tokens],
+        "pixel_values": list(_images(model, config)),
+        "input_features": list(_features(config)),
+        "input_values": [_normal(BATCH, 4000), *_features(config, transposed=True), tokens],
+        "inputs_embeds": [_normal(BATCH, TOKENS, _first(text, "hidden_size", "d_model", default=64))],
+        "pixel_values_videos": [_normal(BATCH, _first(config, "num_frames", "frames_per_clip", default=2), 3, *_side(config))],
+        "past_values": [_normal(BATCH, 64)],
+    }
+    known |= {"input_ids_only": []}
+    decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names else {}
+    for value in known.get(main, [tokens]):
+        yield {main: value} | decoder | options
+        both = {name: known[name][0] for name in ("input_ids", "pixel_values") if name in names and known[name]}
+        if len(both) == 2:
+            yield both | {main: value} | decoder | options
+    if main != "input_ids" and "input_ids" in names:
+        yield {"input_ids": tokens} | decoder | options
 
 
-def _prompt(network: Any, config: Any) -> dict[str, Any]:
-    """Tokens from the middle of the vocabulary, since special ones are at its ends."""
-    torch = sys.modules["torch"]
-    special = set()
+def _plain(model: Any) -> Iterator[Any]:
+    """Tokens for what has an embedding, images for what begins with a convolution, vectors for what begins with a matrix."""
+    for module in model.modules():
+        kind, weight = type(module).__name__, getattr(module, "weight", None)
+        if "Embedding" in kind and weight is not None:
+            yield _tokens(weight.shape[0], set())
+        elif kind.startswith("Conv2d") and weight is not None:
+            sizes = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+            side = sizes.get("input_size", (0, 0, 0))[-1] or _attribute(model, "img_size", "image_size") or 64
+            yield from (_normal(BATCH, module.in_channels, each, each) for each in dict.fromkeys((side, 64, 224)))
+        elif "Conv1d" in kind and weight is not None:
+            yield _normal(BATCH, module.in_channels, 64)
+        elif weight is not None and weight.dim() == 2:
+            yield _normal(BATCH, TOKENS, module.in_features if hasattr(module, "in_features") else weight.shape[-1])
+            yield _normal(BATCH, weight.shape[-1])
+        elif weight is not None and weight.dim() == 1 and ("Norm" in kind):
+            yield _normal(BATCH, TOKENS, weight.shape[0])
+        elif "MultiheadAttention" in kind:
+            yield _normal(BATCH, TOKENS, module.embed_dim)
+        else:
+            continue
+        return
+
+
+def _attribute(model: Any, *names: str) -> int:
+    for module in model.modules():
+        for name in names:
+            value = getattr(module, name, None)
+            if isinstance(value, int | tuple | list) and value:
+                return int(value if isinstance(value, int) else value[-1])
+    return 0
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    for part in (config, *(getattr(config, name, None) for name in ("vision_config", "audio_config", "encoder", "text_config"))):
+        for name in names:
+            value = part.get(name) if isinstance(part, dict) else getattr(part, name, None)
+            if isinstance(value, int | list | tuple) and value:
+                return value if isinstance(value, int) else value[-1]
+    return default
+
+
+def _special(config: Any) -> set[int]:
+    special: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
             special |= set(value if isinstance(value, list) else [value])
-    usual = [token for token in range(config.vocab_size) if token not in special]
-    if len(usual) < TOKENS:
-        raise InputError(f"inputs: needed for {type(network).__name__}: its vocabulary has {len(usual)} usual tokens")
-    start = (len(usual) - TOKENS) // 2
-    return {"input_ids": torch.tensor([usual[start : start + TOKENS]], device=network.device)}
+    return special
 
 
-def _image(network: Any, config: Any) -> dict[str, Any]:
-    """An image of independent normal pixels, of which no two patches are equal."""
+def _tokens(vocabulary: int, special: set[int]) -> Any:
+    """Different tokens from the middle of the vocabulary, since special ones are at its ends."""
     torch = sys.modules["torch"]
-    patch = getattr(config, "patch_size", None)
-    if patch is None:
-        raise InputError(f"inputs: needed for {type(network).__name__}: an image of few patches")
-    sides = [2 * side for side in _pair(patch)]
-    options = {}
-    if "interpolate_pos_encoding" in inspect.signature(network.forward).parameters:
-        options["interpolate_pos_encoding"] = True
-    elif _pair(config.image_size) != tuple(sides):
-        raise InputError(f"inputs: {type(network).__name__} takes no smaller image: make it with image_size {sides[0]}")
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randn(1, getattr(config, "num_channels", 3), *sides, generator=generator)
-    return {"pixel_values": pixels.to(network.device, network.dtype)} | options
+    usual = [token for token in range(min(vocabulary, 5000)) if token not in special] or [0]
+    start = max((len(usual) - BATCH * TOKENS) // 2, 0)
+    chosen = [usual[(start + k) % len(usual)] for k in range(BATCH * TOKENS)]
+    return torch.tensor(chosen).reshape(BATCH, TOKENS)
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else tuple(size)
+def _normal(*shape: int) -> Any:
+    torch = sys.modules["torch"]
+    values = np.random.default_rng(0).standard_normal(shape, np.float32)
+    return torch.from_numpy(values)
 
 
-def _shape_of(inputs: Any, config: Any) -> tuple[int, int] | None:
-    """Numbers of prompts and of their tokens; None if the model alone knows."""
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
-    arrays = {name: tuple(value.shape) for name, value in given.items() if hasattr(value, "shape")}
-    if "input_ids" in arrays:
-        return arrays["input_ids"][0], arrays["input_ids"][-1]
-    if "pixel_values" in arrays and getattr(config, "patch_size", None) is not None:
-        prompts, *_, height, width = arrays["pixel_values"]
-        rows, columns = (side // patch for side, patch in zip((height, width), _pair(config.patch_size), strict=True))
-        return prompts, rows * columns + 1
-    name = next((each for each in ("inputs_embeds", "hidden_states", "") if each in arrays), None)
-    if name is None:
-        return None
-    # Whole numbers are tokens; other arrays have the features of tokens in the last dimension.
-    match arrays[name] if "int" in str(given[name].dtype) else arrays[name][:-1]:
-        case (length,):
-            return 1, length
-        case (prompts, length):
-            return prompts, length
-    return None
+def _side(config: Any) -> tuple[int, int]:
+    side = _first(config, "image_size", "crop_size", "img_size", default=64)
+    return side, side
+
+
+def _images(model: Any, config: Any) -> Iterator[Any]:
+    channels = _first(config, "num_channels", "in_channels", default=3)
+    for side in dict.fromkeys((_side(config)[0], 64, 224)):
+        yield _normal(BATCH, channels, side, side)
+
+
+def _features(config: Any, *, transposed: bool = False) -> Iterator[Any]:
+    bins = _first(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "feature_projection_input_dim", default=80)
+    frames = 2 * (_first(config, "max_source_positions", default=0) or _first(config, "max_length", default=64) // 2)
+    if transposed:
+        yield _normal(BATCH, _first(config, "max_length", default=64), bins)
+        return
+    yield _normal(BATCH, bins, frames)
+    yield _normal(BATCH, 64, bins)

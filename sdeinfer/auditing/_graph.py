@@ -1,0 +1,181 @@
+"""The record as a graph: where a tensor came from, which norms and activations are written out, what depends on what."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from sdeinfer.auditing._record import Node, Record
+
+PRODUCTS = ("product", "convolution")
+
+PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow")
+"""Views of a part of a tensor: two of them are different tensors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A tensor as a factor times its origin, with the names of parameters that scale it and that are added to it."""
+
+    origin: Node
+    factor: float = 1.0
+    scales: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A product that a tensor is linear in: the factor on the way, and whether a norm or another activation is on it."""
+
+    node: Node
+    factor: float = 1.0
+    scales: tuple[str, ...] = ()
+    normed: bool = False
+    gated: bool = False
+
+
+class Graph:
+    """What depends on what in a record, as sets of bits: `depends` counts ways through products with parameters only."""
+
+    def __init__(self, record: Record):
+        self.record = record
+        self.reach: list[int] = []
+        self.through: list[int] = []
+        self.origins: dict[int, Node] = {}
+        for node in record.nodes:
+            reach = through = 0
+            for each in node.inputs:
+                reach |= self.reach[each.number]
+                through |= self.through[each.number]
+            if node.kind in PRODUCTS:
+                through |= reach
+            if not node.fixed and node.kind != "scale" and (node.kind != "view" or node.operation in PIECES):
+                reach |= 1 << node.number
+            self.reach.append(reach)
+            self.through.append(through)
+            if node.kind == "gate":
+                self._written_out(node)
+
+    def _written_out(self, node: Node) -> None:
+        """Norms, activations, softmax and dropout that are products of a tensor and a function of it."""
+        for one, other in (node.inputs[:2], node.inputs[1::-1]):
+            a, b = self._whole(one), self.term(other).origin
+            if not self.has(b, a) or self.depends(b, a):
+                if all(each.kind == "random" for each in self.roots(b)):
+                    node.kind, node.inputs, node.factors, node.about = "scale", (one,), (1.0,), {"dropout": True, "uniform": True}
+                    return
+                continue
+            pairs = list(zip(a.shape[::-1], b.shape[::-1], strict=False))
+            reduced = b.kind != "sum" or len(b.inputs) == 1
+            if any(n > 1 and m == 1 for n, m in pairs) and reduced:
+                softmax = a.operation in ("exp", "exp2")
+                node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
+            else:
+                node.kind = "other"
+            return
+
+    def _whole(self, node: Node) -> Node:
+        """The origin of a tensor, or the piece of it that it is."""
+        while node.kind in ("view", "scale") and node.operation not in PIECES:
+            node = node.inputs[0]
+        return node if node.operation in PIECES else self.term(node).origin
+
+    def roots(self, node: Node) -> list[Node]:
+        """The nodes without inputs that a node follows from, through operations on entries."""
+        found, stack, seen = [], [node], set()
+        while stack:
+            each = stack.pop()
+            if each.number in seen or len(seen) > 12:
+                continue
+            seen.add(each.number)
+            stack += each.inputs
+            found += [each] if not each.inputs or each.kind in PRODUCTS else []
+        return [each for each in found if each.kind not in ("constant", "buffer")] or [node]
+
+    def has(self, node: Node, other: Node) -> bool:
+        """Whether a node follows from another one."""
+        return bool(self.reach[node.number] >> other.number & 1)
+
+    def depends(self, node: Node, other: Node) -> bool:
+        """Whether it does so through a product with a parameter."""
+        return bool(self.through[node.number] >> other.number & 1)
+
+    def term(self, node: Node) -> Term:
+        """A tensor by its origin, through views, factors and fixed tensors that are added."""
+        factor, scales, added = 1.0, (), ()
+        while True:
+            if node.kind == "view" or (node.kind == "join" and len(node.inputs) == 1):
+                node = node.inputs[0]
+            elif node.kind == "scale" and (node.about.get("uniform") or node.parameters):
+                factor, scales, node = factor * node.factors[0], (*scales, *node.parameters), node.inputs[0]
+            elif node.kind == "scale" and abs(node.about.get("rms", 0.0) - 1) < 1e-3:  # rotations by complex numbers
+                node = node.inputs[0]
+            elif node.kind == "sum" and len(node.inputs) == 1:
+                factor, added, node = factor * node.factors[0], (*added, *node.parameters), node.inputs[0]
+            elif node.kind in ("sum", "join") and (turned := self.rotated(node)) is not None:
+                factor, node = factor * turned[1], turned[0]
+            else:
+                return Term(node, factor, scales, added)
+
+    def rotated(self, node: Node) -> tuple[Node, float] | None:
+        """The origin of a sum or join of one tensor's pieces, as by rotations of positions, and the factor of its size."""
+        if node.number in self.origins:
+            origin = self.origins[node.number]
+        else:
+            origin, stack, seen = node, list(node.inputs), set()
+            found: set[int] = set()
+            while stack and len(found) < 2 and len(seen) < 64:
+                each = stack.pop()
+                if each.number in seen:
+                    continue
+                seen.add(each.number)
+                if each.kind in ("view", "scale", "join"):
+                    stack += each.inputs
+                elif each.kind == "sum" and len(each.inputs) == 1:
+                    stack += each.inputs
+                else:
+                    found.add(each.number)
+            if len(found) == 1 and not stack:
+                origin = self.record.nodes[found.pop()]
+            self.origins[node.number] = origin
+        if origin is node:
+            return None
+        sizes = node.square, origin.square
+        ratio = (sizes[0] / sizes[1]) ** 0.5 if sizes[0] > 0 and sizes[1] > 0 else 1.0
+        return origin, 1.0 if abs(ratio - 1) < 1e-3 or node.kind == "join" else ratio
+
+    def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
+        """The products that a tensor is linear in, nearest first; those that `stop` (bits) follows from are not entered."""
+        found: dict[int, Source] = {}
+        stack, seen = [Source(node)], set()
+        while stack:
+            at = stack.pop()
+            node = at.node
+            if node.fixed or node.number in seen or (stop >> node.number & 1):
+                continue
+            seen.add(node.number)
+            if node.kind in (*PRODUCTS, "embedding"):
+                found.setdefault(node.number, at)
+                continue
+            stack += [each for each in self._before(at, activations=activations)]
+        return list(found.values())
+
+    def _before(self, at: Source, *, activations: bool) -> Iterator[Source]:
+        node = at.node
+        match node.kind:
+            case "view" | "join":
+                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
+            case "sum" | "scale":
+                inputs, factors = node.inputs, node.factors
+            case "gate" | "contraction":
+                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
+            case "attention":
+                inputs, factors = node.inputs[2:], (1.0,)
+            case "norm":
+                inputs, factors = node.inputs[:1], (1.0,)
+            case "other" if activations:
+                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
+            case _:
+                return
+        scales = at.scales + (node.parameters if node.kind == "scale" else ())
+        gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
+        for each, factor in zip(inputs, factors, strict=False):
+            yield Source(each, at.factor * factor, scales, normed, gated)

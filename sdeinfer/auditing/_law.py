@@ -1,0 +1,150 @@
+"""The law of a parameter's entries: mean, σ with its error, normal, uniform, truncated or orthogonal; and copies."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from sdeinfer.auditing._record import Parameter
+
+SHARED = 4096
+"""First entries of each tensor that are compared with those of others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """Entries of a tensor.
+
+    Attributes:
+        size: number of entries.
+        seen: number of those that were read and are not in rows of zeros.
+        mean: their mean.
+        sd: σ, their root mean square about the mean.
+        kurtosis: κ₄, excess kurtosis.
+        largest: largest |entry − mean| over σ.
+        name: "normal", "uniform", "truncated", "orthogonal", "constant", "zeros", "not finite" or "other".
+        edge: for a truncated law, where it ends over the σ before truncation.
+    """
+
+    size: int
+    seen: int
+    mean: float
+    sd: float
+    kurtosis: float
+    largest: float
+    name: str
+    edge: float = math.inf
+
+    @property
+    def error(self) -> float:
+        """Standard deviation of log σ̂: √((2 + κ₄)/(4N)) (`theory.md` §18)."""
+        return math.sqrt(max(2 + self.kurtosis, 0.05) / (4 * max(self.seen, 1)))
+
+
+def law_of(parameter: Parameter) -> Law:
+    """The law of a tensor."""
+    x = parameter.entries()
+    size = parameter.size
+    if not size:
+        return Law(0, 0, 0.0, 0.0, 0.0, 0.0, "zeros")
+    if not parameter.finite or not np.isfinite(x).all():
+        return Law(size, len(x), math.nan, math.nan, math.nan, math.nan, "not finite")
+    if (x != 0).mean() < 0.999 and x.any():
+        x = x[x != 0]  # a row of zeros, as of a padding token, is no part of the law
+    mean, sd = float(x.mean()), float(x.std())
+    if sd <= 1e-6 * abs(mean) or sd == 0:
+        return Law(size, len(x), mean, 0.0, -2.0, 0.0, "constant" if mean else "zeros")
+    z = (x - mean) / sd
+    kurtosis, largest = float((z**4).mean() - 3), float(np.abs(z).max())
+    name, edge = _name(z, kurtosis, largest)
+    if name == "normal" and _orthogonal(parameter):
+        name = "orthogonal"
+    return Law(size, len(x), mean, sd, kurtosis, largest, name, edge)
+
+
+def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
+    """The nearest of the laws in use, by kurtosis and the largest entry."""
+    n = len(z)
+    error = math.sqrt(24 / n)
+    if n < 32:
+        return "other", math.inf
+    if abs(kurtosis + 1.2) < max(6 * error * 0.4, 0.02) and largest < math.sqrt(3) * 1.05:
+        return "uniform", math.inf
+    # A normal law has entries beyond the largest one with this probability.
+    short = n * math.log1p(-2 * stats.norm.sf(largest)) if largest < 8 else 0.0
+    if short < math.log(1e-7) and kurtosis < 0:
+        for edge in (1.0, 2.0, 2.5, 3.0, 4.0):
+            cut = stats.truncnorm.std(-edge, edge)
+            if abs(largest * cut - edge) < 0.03 * edge + 8 / n:
+                return "truncated", edge
+        return "other", math.inf
+    if abs(kurtosis) > 8 * error + 0.02:
+        return "other", math.inf
+    return "normal", math.inf
+
+
+def _orthogonal(parameter: Parameter) -> bool:
+    """Whether a few rows, or columns, are orthogonal: their cosines are far below 1/√n."""
+    if len(parameter.shape) < 2:
+        return False
+    rows, columns = parameter.shape[0], parameter.size // parameter.shape[0]
+    few = min(rows, columns, 16)
+    if few < 4 or max(rows, columns) > 1 << 14:
+        return False
+    for by_rows in {rows <= columns, False} if rows != columns else {True, False}:
+        index = np.arange(few)[:, None] * columns + np.arange(columns) if by_rows else np.arange(rows) * columns + np.arange(few)[:, None]
+        W = parameter.read(index.ravel()).reshape(index.shape)
+        norms = np.linalg.norm(W, axis=1)
+        if (norms == 0).any():
+            continue
+        cosines = (W @ W.T / norms / norms[:, None])[np.triu_indices(few, 1)]
+        if np.sqrt((cosines**2).mean()) * math.sqrt(W.shape[1]) < 0.1:
+            return True
+    return False
+
+
+def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
+    """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), each with the first it copies."""
+    names = [
+        name
+        for name, law in laws.items()
+        if law.seen >= 64 and law.name not in ("constant", "zeros", "not finite") and math.isfinite(law.kurtosis)
+    ]
+    if len(names) < 2:
+        return []
+    Z = np.zeros((len(names), SHARED), np.float32)
+    counts = np.zeros(len(names))
+    for place, name in enumerate(names):
+        x = parameters[name].read(slice(0, SHARED))
+        Z[place, : len(x)] = (x - x.mean()) / (x.std() or 1.0)
+        counts[place] = len(x)
+    shared = np.minimum(counts[:, None], counts)
+    correlations = (Z @ Z.T) / shared
+    beyond = stats.norm.isf(1e-6 / len(names) ** 2)
+    first, second = np.nonzero(np.triu(np.abs(correlations) * np.sqrt(shared) > beyond, 1))
+    found: dict[str, tuple[str, str, float]] = {}
+    for i, j in zip(first.tolist(), second.tolist(), strict=True):
+        if abs(correlations[i, j]) > 0.05 or shared[i, j] > 2048:
+            found.setdefault(names[j], (names[i], names[j], float(correlations[i, j])))
+    return list(found.values())
+
+
+def repeated_blocks(parameter: Parameter, counts: Sequence[int] = (2, 4, 8)) -> int:
+    """Number of equal blocks that a matrix consists of, as of shards that share a seed; 1 if there are none."""
+    if len(parameter.shape) != 2:
+        return 1
+    rows, columns = parameter.shape
+    if min(rows, columns) < 16:
+        return 1
+    for count in reversed(counts):
+        by_rows = np.arange(count)[:, None] * (rows // count) * columns + np.arange(min(columns, 256))
+        by_columns = np.arange(count)[:, None] * (columns // count) + np.arange(min(columns // count, 64))
+        for index, divides in ((by_rows, rows % count == 0), (by_columns, columns % count == 0)):
+            if not divides or index.shape[1] < 8:
+                continue
+            blocks = parameter.read(index.ravel()).reshape(index.shape)
+            if blocks.std() and np.allclose(blocks, blocks[0], rtol=1e-6, atol=0.0):
+                return count
+    return 1

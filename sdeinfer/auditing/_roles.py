@@ -1,0 +1,268 @@
+"""What each parameter is in its network, from what it is computed with: roles, sizes, layers; and the logits."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
+from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._stream import Link, logits_of, streams_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A parameter as a recipe sees it.
+
+    Attributes:
+        role: its place: "embedding", "position", "query", "key", "value", "attention output", "gate", "up", "mlp output",
+            "mixer output", "router", "reads" (the stream, in another way), "inner", "input", "head", "bias", "norm", "norm bias", "layer scale", "scale" or "other";
+            of an array of several matrices the roles with "/" between.
+        fan_in: number of its inputs.
+        fan_out: number of its outputs.
+        width: n, the width of the residual stream.
+        layers: L, the number of Transformer layers.
+        layer: l, the number of its layer from 0; None outside of layers.
+        name: its name in the model.
+        shape: its shape.
+    """
+
+    role: str
+    fan_in: int
+    fan_out: int
+    width: int
+    layers: int
+    layer: int | None = None
+    name: str = ""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last matrix of its branch."""
+        return self.role.endswith("output")
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a matrix that inputs are multiplied by."""
+        return self.role not in ("embedding", "position", "bias", "norm", "norm bias", "layer scale", "scale", "other")
+
+
+@dataclasses.dataclass(frozen=True)
+class Logits:
+    """One attention: the factor c of q kᵀ before softmax, d_k, and a factor of the probabilities after it."""
+
+    factor: float
+    head_size: int
+    layer: int | None
+    normed: bool
+    after: float
+    causal: bool
+    dropout: float
+    name: str
+
+
+@dataclasses.dataclass(eq=False)
+class Account:
+    """The books of a pass: its streams, the matrix of each parameter, products by parameter, and the logits."""
+
+    graph: Graph
+    streams: list[list[Link]]
+    matrices: dict[str, Matrix]
+    uses: dict[str, list[Node]]
+    writers: dict[str, list[tuple[Link, Source]]]
+    logits: list[Logits]
+    gains: dict[str, list[tuple[float, float]]]
+
+    @property
+    def layers(self) -> int:
+        """L: of an encoder and a decoder the layers of the longer one."""
+        return max((chain[-1].layer + 1 for chain in self.streams), default=0)
+
+    @property
+    def width(self) -> int:
+        """n."""
+        return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
+
+
+def account_of(graph: Graph) -> Account:
+    """The books of a record."""
+    record = graph.record
+    streams = streams_of(graph)
+    uses: dict[str, list[Node]] = {}
+    for node in record.nodes:
+        if node.kind in (*PRODUCTS, "embedding"):
+            uses.setdefault(node.parameters[0] if node.parameters else "", []).append(node)
+    roles: dict[int, list[str]] = {}
+    places: dict[int, tuple[int, int]] = {}
+    logits: list[Logits] = []
+    writers: dict[str, list[tuple[Link, Source]]] = {}
+    longest = max((chain[-1].layer + 1 for chain in streams), default=0)
+    for chain in streams:
+        for link in chain:
+            own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+            # What another stream computed, as that of an encoder, is no part of a branch.
+            for other in streams:
+                if other is not chain and own >> other[-1].sum.number & 1:
+                    own &= ~graph.reach[other[-1].sum.number]
+            nodes = list(_nodes(graph, own))
+            for source in link.writers:
+                if source.node.parameters:
+                    writers.setdefault(source.node.parameters[0], []).append((link, source))
+            logits += _branch(graph, link, nodes, roles)
+            for node in nodes:
+                places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
+    _outside(graph, streams, roles, places)
+    width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
+    matrices, gains = _matrices(graph, roles, places, width, longest)
+    return Account(graph, streams, matrices, uses, writers, logits, gains)
+
+
+def _nodes(graph: Graph, bits: int) -> Iterable[Node]:
+    while bits:
+        low = bits & -bits
+        yield graph.record.nodes[low.bit_length() - 1]
+        bits ^= low
+
+
+def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[str]]) -> list[Logits]:
+    """Give the products of a branch their roles; the logits of its attentions."""
+    stop = graph.reach[link.skip.origin.number]
+    found: list[Logits] = []
+
+    def give(node: Node, role: str, *, activations: bool = True) -> None:
+        for source in graph.sources(node, stop=stop, activations=activations):
+            if source.node.kind in PRODUCTS and role not in roles.setdefault(source.node.number, []):
+                roles[source.node.number].append(role)
+
+    ends = {source.node.number for source in link.writers}
+    softmax = [node for node in nodes if node.kind == "softmax"]
+    kinds = {}
+    for node in nodes:
+        if node.kind == "attention":
+            for each, role in zip(node.inputs, ("query", "key", "value"), strict=False):
+                give(each, role)
+            found.append(_fused(graph, node, link))
+        elif node.kind == "softmax" and (pair := logits_of(graph, node)) is not None:
+            give(pair[0].inputs[0], "query")
+            give(pair[0].inputs[1], "key")
+            found.append(_written(graph, node, pair, link, nodes, give))
+    for source in link.writers:
+        if source.node.kind in PRODUCTS:
+            kinds[source.node.number] = _kind(graph, source.node, nodes)
+            if not set(roles.get(source.node.number, ())) & {"value"}:
+                roles[source.node.number] = [f"{kinds[source.node.number]} output"]
+    mixer = link.kind == "mixer"
+    for node in nodes:
+        if node.kind == "gate" and not mixer and not softmax_inside(graph, node, softmax):
+            _gated(graph, node, ends, roles, give)
+    for node in nodes:
+        if node.kind in PRODUCTS and node.number not in roles:
+            reads = not any(graph.has(node, each) for each in nodes if each.kind in PRODUCTS and each is not node)
+            routed = any(graph.has(each, node) and node.about.get("fan_out", 0) <= 512 for each in softmax if logits_of(graph, each) is None)
+            plain = any(kind == "mlp" for kind in kinds.values()) and not any(graph.has(each, node) for each in nodes if each.kind == "attention")
+            roles[node.number] = ["router" if routed else ("up" if plain else "reads") if reads else "inner"]
+    return found
+
+
+def softmax_inside(graph: Graph, node: Node, softmax: list[Node]) -> bool:
+    """Whether one side of a product is what softmax, or a router, returned."""
+    return any(each.shape[-1:] == (1,) for each in node.inputs) or any(graph.term(each).origin in softmax for each in node.inputs)
+
+
+def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]], give) -> None:
+    """Of a product of activations: what comes through a nonlinearity is the gate."""
+    linear = [{each.node.number for each in graph.sources(side)} for side in node.inputs]
+    if (linear[0] | linear[1]) & ends or node.inputs[0] is node.inputs[1]:
+        return
+    if bool(linear[0]) == bool(linear[1]):
+        for side in node.inputs:
+            give(side, "up")
+        return
+    gate, up = node.inputs if not linear[0] else node.inputs[::-1]
+    give(gate, "gate")
+    give(up, "up", activations=False)
+
+
+def _kind(graph: Graph, writer: Node, nodes: list[Node]) -> str:
+    kind = "mlp"
+    for node in nodes:
+        if not graph.has(writer, node) or node is writer:
+            continue
+        if node.kind == "attention" or (node.kind == "softmax" and logits_of(graph, node) is not None):
+            return "attention"
+        if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
+            kind = "mixer"
+    return kind
+
+
+def _fused(graph: Graph, node: Node, link: Link) -> Logits:
+    query, key = (graph.term(each) for each in node.inputs[:2])
+    factor = node.about["scale"] * query.factor * key.factor
+    normed = "norm" in (query.origin.kind, key.origin.kind)
+    return Logits(factor, node.about["head_size"], link.layer, normed, 1.0, node.about["causal"], node.about["dropout"], node.operation)
+
+
+def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
+    product, factor = pair
+    query, key = (graph.term(each) for each in product.inputs)
+    after, dropout = 1.0, 0.0
+    for node in nodes:
+        if node.kind == "contraction" and node is not product:
+            for one, other in (node.inputs, node.inputs[::-1]):
+                term = graph.term(one)
+                if term.origin is softmax:
+                    give(other, "value")
+                    after = term.factor
+    normed = "norm" in (query.origin.kind, key.origin.kind)
+    size = product.about["fan_in"]
+    return Logits(factor * query.factor * key.factor, size, link.layer, normed, after, False, dropout, "softmax")
+
+
+def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]], places: dict) -> None:
+    """Products before and after the streams."""
+    ends = [chain[-1].sum for chain in streams]
+    outputs = {graph.term(node).origin.number for node in graph.record.outputs}
+    for node in graph.record.nodes:
+        if node.kind not in PRODUCTS or node.number in roles:
+            continue
+        after = any(graph.has(node, end) for end in ends)
+        roles[node.number] = [("head" if node.number in outputs else "inner") if after else "input"]
+
+
+def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) -> tuple[dict[str, Matrix], dict]:
+    """The matrix of each parameter, by the first use that says what it is; gains of norms as they are used."""
+    found: dict[str, Matrix] = {}
+    gains: dict[str, list[tuple[float, float]]] = {}
+    record = graph.record
+
+    def note(name: str, role: str, node: Node, fan_in: int = 0, fan_out: int = 0) -> None:
+        if name in record.parameters and (name not in found or (role == "embedding" and found[name].role != "embedding")):
+            layer, own = places.get(node.number, (None, layers))
+            found[name] = Matrix(role, fan_in, fan_out, width, own, layer, name, record.parameters[name].shape)
+
+    for node in record.nodes:
+        if node.kind in PRODUCTS and node.parameters:
+            role = "/".join(roles.get(node.number, ["other"]))
+            note(node.parameters[0], role, node, node.about["fan_in"], node.about["fan_out"])
+            for name in node.parameters[1:]:
+                note(name, "bias", node, node.about["fan_in"], node.about["fan_out"])
+        elif node.operation in ("embedding", "index_select") and node.parameters:
+            rows, *rest = record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
+            small = node.fixed
+            note(node.parameters[0], "position" if small else "embedding", node, rows, rest[-1] if rest else 0)
+        elif node.kind == "norm":
+            for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
+                note(name, role, node)
+        elif node.kind == "scale" and node.parameters:
+            at = graph.term(node.inputs[0]).origin
+            normed = at.kind == "norm"
+            for name in node.parameters:
+                note(name, "norm" if normed else "scale", at)
+                if normed and "mean" in node.about:
+                    gains.setdefault(name, []).append((node.about["mean"], node.about["sd"]))
+        elif node.kind == "sum" and not node.fixed and node.parameters:
+            at = graph.term(node.inputs[0]).origin if node.inputs else node
+            role = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(at.kind, "other")
+            before = not any(graph.has(node, each) for each in record.nodes if each.number in places)
+            for name in node.parameters:
+                role = "position" if role in ("other", "bias") and before and len(record.parameters[name].shape) > 1 else role
+                note(name, role, node, at.about.get("fan_in", 0), at.about.get("fan_out", 0))
+    return found, gains

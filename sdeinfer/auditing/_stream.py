@@ -1,0 +1,158 @@
+"""The residual stream: the sums that a branch adds to, with factors, found from what depends on what."""
+
+import dataclasses
+
+from sdeinfer.auditing._graph import Graph, Source, Term
+from sdeinfer.auditing._record import Node
+
+
+@dataclasses.dataclass(eq=False)
+class Link:
+    """A sum of the stream: X′ = αX + Σ_b c_b y_b.
+
+    Attributes:
+        sum: its node.
+        skip: the stream X that it goes on from, with the factor α; its origin is a norm where the stream is normalised.
+        branch: what is added.
+        writers: the products that the branch ends in, with their factors c.
+        normed: whether a norm is between X and the sum before.
+        before: the sum before.
+        kind: "attention", "mlp", "mixer", or two of them in one sum.
+        layer: l, from 0.
+    """
+
+    sum: Node
+    skip: Term
+    branch: Term
+    writers: list[Source]
+    normed: bool
+    before: "Link | None"
+    kind: str = ""
+    layer: int = 0
+
+    @property
+    def start(self) -> "Link":
+        """The first sum of its stream."""
+        link = self
+        while link.before is not None:
+            link = link.before
+        return link
+
+
+def streams_of(graph: Graph) -> list[list[Link]]:
+    """The streams of a network, as of an encoder and a decoder, longest first; sums inside of branches are left out."""
+    links: dict[int, Link] = {}
+    for node in graph.record.nodes:
+        if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
+            link = _link(graph, node, links)
+            if link is not None:
+                links[node.number] = link
+    followed = {id(link.before) for link in links.values()}
+    chains = []
+    for link in links.values():
+        if id(link) not in followed:
+            chain, at = [], link
+            while at is not None:
+                chain.append(at)
+                at = at.before
+            chains.append(chain[::-1])
+    chains.sort(key=len, reverse=True)
+    kept: list[list[Link]] = []
+    for chain in chains:
+        own = [link for link in chain if not any(link in other for other in kept)]
+        if own and not any(_inside(graph, own, other) for other in kept):
+            kept.append(own)
+    for chain in kept:
+        _number(graph, chain)
+    return sorted(kept, key=lambda chain: chain[0].sum.number)
+
+
+def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
+    terms = [graph.term(each) for each in node.inputs]
+    terms = [dataclasses.replace(term, factor=term.factor * c) for term, c in zip(terms, node.factors, strict=True)]
+    for skip, branch in (terms, terms[::-1]):
+        at, normed = skip.origin, False
+        before = links.get(at.number)
+        if before is None and at.kind == "norm":
+            inner = graph.term(at.inputs[0]).origin
+            before, normed = links.get(inner.number), inner.number in links
+        starts = [before.start.skip.origin] if before is not None else []
+        if graph.has(skip.origin, branch.origin) or branch.origin.number == at.number:
+            continue
+        if any(graph.depends(branch.origin, each) for each in [at, *starts]):
+            stop = graph.reach[at.number]
+            writers = graph.sources(branch.origin, stop=stop) or graph.sources(branch.origin, stop=stop, activations=True)
+            writers = [dataclasses.replace(each, factor=each.factor * branch.factor, scales=each.scales + branch.scales) for each in writers]
+            return Link(node, skip, branch, writers, normed, before)
+    return None
+
+
+def _inside(graph: Graph, chain: list[Link], other: list[Link]) -> bool:
+    """Whether sums are part of a branch of another stream."""
+    first, last = chain[0], chain[-1]
+    return any(
+        graph.has(link.branch.origin, last.sum)
+        and not graph.has(link.skip.origin, last.sum)
+        and graph.has(first.skip.origin, link.skip.origin)
+        for link in other
+    )
+
+
+def _number(graph: Graph, chain: list[Link]) -> None:
+    """Kinds of branches, and layers: a layer ends with its MLP, or where kinds repeat."""
+    for link in chain:
+        link.kind = _kind(graph, link)
+    kinds = [link.kind for link in chain]
+    size = len(kinds)
+    period = next((p for p in range(1, size + 1) if size % p == 0 and kinds == kinds[:p] * (size // p)), size)
+    if "mlp" in kinds[: period - 1] and kinds[0] == "mlp" and period < size:
+        for place, link in enumerate(chain):
+            link.layer = place // period
+        return
+    layer, seen = 0, set()
+    plain = "mlp" not in " ".join(kinds)
+    for link in chain:
+        ends = "mlp" in link.kind or plain
+        link.layer = layer
+        seen.add(link.kind)
+        if ends:
+            layer, seen = layer + 1, set()
+
+
+def _kind(graph: Graph, link: Link) -> str:
+    own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+    found = set()
+    for source in link.writers:
+        inside = graph.reach[source.node.number] & own
+        found.add(_kind_of(graph, inside))
+    return " and ".join(sorted(found)) or _kind_of(graph, own)
+
+
+def _kind_of(graph: Graph, bits: int) -> str:
+    kind = "mlp"
+    while bits:
+        low = bits & -bits
+        node = graph.record.nodes[low.bit_length() - 1]
+        bits ^= low
+        if node.kind == "attention" or (node.kind == "softmax" and logits_of(graph, node) is not None):
+            return "attention"
+        if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
+            kind = "mixer"
+    return kind
+
+
+def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
+    """The matrix product of activations that softmax reads, and the factor between; through masks, biases and tanh."""
+    stack, seen = [(softmax.inputs[0], 1.0)], 0
+    while stack and seen < 24:
+        node, factor = stack.pop()
+        seen += 1
+        term = graph.term(node)
+        at, factor = term.origin, factor * term.factor
+        if at.kind == "contraction":
+            return at, factor * at.factors[0]
+        if at.kind in ("sum", "join") or at.operation == "tanh":
+            stack += zip(at.inputs, [factor * c for c in at.factors or (1.0,) * len(at.inputs)], strict=False)
+        elif at.kind == "other" and len(at.inputs) == 1 and "mask" in at.operation:
+            stack.append((at.inputs[0], factor))
+    return None

@@ -1,0 +1,236 @@
+"""The record of a pass through a module of PyTorch, by its dispatch mode: what it computes, whoever calls it."""
+
+import contextlib
+import math
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sdeinfer._files import InputError
+from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._torch_operations import node_of_operation
+
+MOST_ROWS = 1 << 16
+"""Rows of a tensor beyond which only the mean square of all its entries is kept."""
+
+
+def record_of(module: Any, inputs: Any) -> Record:
+    """Run a module once, without gradients and in evaluation mode; it is left as it was."""
+    torch = sys.modules["torch"]
+    parameters, tied = _named(module.named_parameters(remove_duplicate=False))
+    buffers, _ = _named(module.named_buffers(remove_duplicate=False))
+    for name, tensor in parameters.items():
+        if tensor.is_meta:
+            raise InputError(f"model: {name} is on the device 'meta': give it memory, as by model.to_empty()")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise InputError(f"model: {name} is {tensor.dtype}: quantised weights are not those of a recipe")
+    tap = _tap_class()(parameters, buffers)
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else ((inputs,), {})
+    given = {f"{key}": value for key, value in [*enumerate(args), *kwargs.items()] if torch.is_tensor(value)}
+    for name, tensor in given.items():
+        tap.know(tensor, Node("input", (), tuple(tensor.shape), name, rows=_rows(tensor)))
+    with _evaluation(module), torch.no_grad(), tap:
+        returned = module(*args, **kwargs)
+    outputs = [tap.node_of(tensor) for tensor in _tensors(returned)]
+    return Record(
+        type(module).__name__,
+        tap.nodes,
+        {name: _parameter(tensor) for name, tensor in parameters.items()},
+        {name: _parameter(tensor) for name, tensor in buffers.items()},
+        tied,
+        outputs,
+        {name: tuple(tensor.shape) for name, tensor in given.items()},
+    )
+
+
+def _named(pairs: Any) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Tensors by the first of their names, and all names of those that have several."""
+    first: dict[int, str] = {}
+    found, names = {}, {}
+    for name, tensor in pairs:
+        if tensor is None:
+            continue
+        own = first.setdefault(id(tensor), name)
+        found.setdefault(own, tensor)
+        names.setdefault(own, []).append(name)
+    return found, {name: each for name, each in names.items() if len(each) > 1}
+
+
+def _parameter(tensor: Any) -> Parameter:
+    flat = tensor.detach().reshape(-1)
+
+    def read(index: Any) -> np.ndarray:
+        torch = sys.modules["torch"]
+        part = flat[index if isinstance(index, slice) else torch.as_tensor(index, device=flat.device)]
+        return (part.real if part.is_complex() else part).double().cpu().numpy()
+
+    torch = sys.modules["torch"]
+    finite = bool(torch.isfinite(flat.sum(dtype=None if flat.is_complex() or not flat.is_floating_point() else torch.float32)))
+    return Parameter(tuple(tensor.shape), read, finite, str(tensor.dtype).split(".")[-1])
+
+
+@contextlib.contextmanager
+def _evaluation(module: Any) -> Iterator[None]:
+    """Evaluation mode, without compiled or fused layers that hide what they compute; all is as before at the end."""
+    torch = sys.modules["torch"]
+    modes = [(each, each.training) for each in module.modules()]
+    buffers = [(each, each.detach().clone()) for each in module.buffers() if each is not None and not each.is_meta]
+    state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
+    compiler = getattr(torch.compiler, "set_stance", None)
+    stance = compiler("force_eager") if compiler and "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    try:
+        module.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        with stance:
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.set_rng_state(state)
+        for each, mode in modes:
+            each.training = mode
+        with torch.no_grad():
+            for each, values in buffers:
+                if each.shape == values.shape and not torch.equal(each, values):
+                    each.copy_(values)
+
+
+def _tensors(value: Any) -> list[Any]:
+    """All tensors of what a call takes or returns, in order."""
+    torch = sys.modules["torch"]
+    if torch.is_tensor(value):
+        return [value]
+    if isinstance(value, dict):
+        return [each for item in value.values() for each in _tensors(item)]
+    if isinstance(value, list | tuple):
+        return [each for item in value for each in _tensors(item)]
+    return []
+
+
+def _rows(tensor: Any) -> np.ndarray | None:
+    torch = sys.modules["torch"]
+    if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.is_meta:
+        return None
+    if tensor.dim() < 2 or tensor.numel() // max(tensor.shape[-1], 1) > MOST_ROWS:
+        norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+        return np.array([float(norm) ** 2 / tensor.numel()])
+    norm = torch.linalg.vector_norm(tensor.float() if tensor.element_size() < 4 else tensor, dim=-1)
+    return norm.double().cpu().numpy().ravel() ** 2 / tensor.shape[-1]
+
+
+def _about(tensor: Any) -> dict[str, Any]:
+    """Mean, standard deviation and root mean square of a fixed tensor."""
+    tensor = tensor.detach().abs() if tensor.dtype.is_complex else tensor.detach()
+    if not tensor.is_floating_point():
+        tensor = tensor.double()
+    mean, sd = float(tensor.double().mean()), float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0
+    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
+
+
+def _tap_class() -> type:
+    """The class of the tap; PyTorch is imported by whoever has a model of it."""
+    global _TAP
+    if _TAP is None:
+        mode = __import__("torch.utils._python_dispatch", fromlist=["TorchDispatchMode"]).TorchDispatchMode
+
+        class Tap(_Notes, mode):
+            def __init__(self, *arguments: Any):
+                mode.__init__(self)
+                _Notes.__init__(self, *arguments)
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+                returned = func(*args, **(kwargs or {}))
+                self.note(func._schema.name.split("::")[-1], args, kwargs or {}, returned)
+                return returned
+
+        _TAP = Tap
+    return _TAP
+
+
+_TAP: Any = None
+
+
+class _Notes:
+    """Nodes of the tensors of a pass, for as long as these live."""
+
+    def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any]):
+        self.nodes: list[Node] = []
+        self.known: dict[int, tuple[Any, Node]] = {}
+        self.in_memory: dict[int, list[int]] = {}
+        self.storages: dict[int, tuple[str, str]] = {}
+        for kind, tensors in (("buffer", buffers), ("parameter", parameters)):
+            for name, tensor in tensors.items():
+                if tensor.numel():
+                    self.storages[_memory(tensor)] = kind, name
+                self.know(tensor, self._fixed(tensor, kind, name))
+
+    def _fixed(self, tensor: Any, kind: str, name: str) -> Node:
+        vector = kind != "parameter" or tensor.numel() in (1, max(tensor.shape, default=1))
+        small = vector and 0 < tensor.numel() <= MOST_ROWS
+        names = (name,) if kind == "parameter" else ()
+        return Node(kind, (), tuple(tensor.shape), name, names, fixed=True, about=_about(tensor) if small else {})
+
+    def know(self, tensor: Any, node: Node) -> Node:
+        if node.number < 0:
+            node.number = len(self.nodes)
+            self.nodes.append(node)
+        self.known[id(tensor)] = weakref.ref(tensor), node
+        self.in_memory.setdefault(_memory(tensor), []).append(id(tensor))
+        return node
+
+    def node_of(self, tensor: Any) -> Node:
+        reference, node = self.known.get(id(tensor), (None, None))
+        if reference is not None and node is not None and reference() is tensor:
+            return node
+        kind, name = self.storages.get(_memory(tensor), ("constant", ""))
+        return self.know(tensor, self._fixed(tensor, kind, name))
+
+    def note(self, name: str, args: tuple, kwargs: dict[str, Any], returned: Any) -> None:
+        """Add the nodes of what an operation returned."""
+        in_place = name.endswith("_") and not name.endswith("__")
+        name = name.rstrip("_") if in_place else name
+        outputs = _tensors(returned)
+        if not outputs or name in ("empty", "empty_like", "new_empty", "empty_strided", "resize"):
+            return
+        inputs = [self.node_of(tensor) for tensor in _tensors([*args, *kwargs.values()])]
+        first = outputs[0]
+        if not in_place and any(first is each for each in _tensors([*args, *kwargs.values()])):
+            return
+        node = node_of_operation(name, args, kwargs, inputs, tuple(first.shape))
+        self._measure(node, first)
+        for each in node.inputs:
+            if each.number < 0:  # an operation that does two steps
+                each.number = len(self.nodes)
+                self.nodes.append(each)
+        self.know(first, node)
+        for each in outputs[1:]:  # pieces of one tensor, or statistics
+            kind = "view" if node.kind == "view" else "other"
+            self.know(each, Node(kind, node.inputs, tuple(each.shape), name, node.parameters, fixed=node.fixed))
+        if in_place:
+            self._written(first, node)
+
+    def _measure(self, node: Node, tensor: Any) -> None:
+        if not node.fixed:
+            node.rows = None if node.kind == "view" else _rows(tensor)
+        elif 0 < tensor.numel() <= MOST_ROWS and tensor.is_floating_point():
+            node.about |= _about(tensor)
+
+    def _written(self, tensor: Any, node: Node) -> None:
+        """Tell the other tensors of this memory, of which it may be a view, that it was written to."""
+        alive = []
+        for each in dict.fromkeys(self.in_memory.get(_memory(tensor), ())):
+            reference, own = self.known[each]
+            other = reference()
+            if other is None or _memory(other) != _memory(tensor):
+                continue
+            alive.append(each)
+            if other is not tensor:
+                inputs = (node,) if own.fixed else (own, node)
+                self.know(other, Node("join", inputs, tuple(other.shape), "written", fixed=own.fixed and node.fixed))
+        self.in_memory[_memory(tensor)] = alive
+
+
+def _memory(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr() if str(tensor.layout) == "torch.strided" else 0

@@ -1,12 +1,4 @@
 from ._call import audit as audit
-from ._describe import describe as describe
-from ._estimates import Estimate as Estimate
-from ._initialise import Initialised as Initialised
-from ._initialise import standard_deviations as standard_deviations
-from ._inputs import default_inputs as default_inputs
-from ._recipe import Matrix as Matrix
 from ._recipe import Recipe as Recipe
-from ._recipe import declared as declared
-from ._recipe import recipe_for as recipe_for
 from ._result import Audit as Audit
-from ._scaling import Scaling as Scaling
+from ._roles import Matrix as Matrix

@@ -2,125 +2,185 @@
 
 import dataclasses
 import inspect
-import math
-from collections.abc import Mapping
-from typing import Any, get_args
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import xarray as xr
-from jaxtyping import PRNGKeyArray
-
-from sdeinfer._arguments import checked, shown
 from sdeinfer._files import InputError
-from sdeinfer.auditing._describe import describe, drawn
-from sdeinfer.auditing._inputs import TOKENS, check_inputs, default_inputs
-from sdeinfer.auditing._judge import judge, log_densities
-from sdeinfer.auditing._observe import Seen, observed
-from sdeinfer.auditing._recipe import Matrix, Recipe, Role, declared
+from sdeinfer.auditing._auto import automatic, configured_sd
+from sdeinfer.auditing._causes import explained
+from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
+from sdeinfer.auditing._findings import FAILS, findings_of
+from sdeinfer.auditing._graph import Graph
+from sdeinfer.auditing._inputs import candidates
+from sdeinfer.auditing._law import Law, law_of
+from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
+from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._result import Audit
-from sdeinfer.blocks import Block, SelfAttention
-from sdeinfer.blocks._order import BlockOrder
-from sdeinfer.covariance import Pattern
-from sdeinfer.layers import AbstractLayer, Stack
-from sdeinfer.observation import validate_branches
+from sdeinfer.auditing._roles import Account, account_of
+from sdeinfer.auditing._tests import rows_of, tests_of
+from sdeinfer.auditing._words import words_of
 
 
-@checked
+@dataclasses.dataclass(frozen=True, eq=False)
+class Books:
+    """All that is read of a network: the accounts of a pass, laws of parameters, dependences."""
+
+    account: Account
+    laws: dict[str, Law]
+    dependences: Dependences
+    name: str
+
+
 def audit(
     model: Any,
     inputs: Any = None,
     *,
-    recipe: str | Recipe | Mapping[str, float] | None = None,
-    branches: Mapping[str, Any] | None = None,
-    architecture: AbstractLayer | None = None,
-    pattern: Pattern | None = None,
-    networks: int = 1,
-    tokens: int = TOKENS,
+    recipe: str | Recipe | Mapping[str, Any] | None = None,
+    like: Any = None,
+    causal: bool | None = None,
+    norm: str | None = None,
+    allow: Sequence[str] = (),
     seed: int = 0,
-    key: PRNGKeyArray | None = None,
 ) -> Audit:
-    """Compare the residual branches of a network at initialisation with what a recipe declares, by one forward pass.
+    """Compare a network at initialisation with what is declared of it, by one forward pass and its weights.
 
-    `audit.recipes` has the recipes, and `audit.initialise` draws weights by them; `audit.scaling` is for models of
-    several sizes, `audit.Monitor` for training.
+    `audit.recipes` has the recipes, `audit.initialise` draws weights by them; `audit.scaling` is for models of several
+    sizes, `audit.Monitor` for training, `audit.assert_initialised` for test suites.
 
     Arguments:
-        model: a module of PyTorch, Flax (NNX) or Equinox; a function that draws one from a seed, `nnx.Rngs` or a key;
-            or a Dataset of `observe_branches`.
-        inputs: the model's input: one positional argument, or a mapping of keyword arguments. A model that is not
-            causal needs short prompts, of at most 12 tokens. None for a short prompt, or a small image, that fits the
-            configuration of a Hugging Face model.
-        recipe: what is declared: a name of `audit.recipes.RECIPES`, a `Recipe`, or the standard deviation for each role
-            of matrix; None to say only what is.
-        branches: where the branches are, if their names are not well-known: for each kind a glob of module names, or a
-            pair of them for what reads and what adds: `{"attention": "h.*.attn", "mlp": ("h.*.fc1", "h.*.fc2")}`.
-        architecture: the blocks of one layer; None for those of the model's configuration.
-        pattern: which tokens each token attends to, where neither the model nor the architecture tells, as for a mask
-            that is an input of `nn.TransformerEncoder`. A Dataset has its own.
-        networks: number of networks, if `model` is a function.
-        tokens: number of tokens of each causal prompt that are observed, the first ones.
+        model: a module of PyTorch, Flax or Equinox; a function of a seed that makes one; or a pair of a function of
+            parameters and inputs, and its parameters (a pytree of arrays, as of Haiku or Linen).
+        inputs: the model's input: one positional argument, or a mapping of keyword arguments; with two items and a few
+            tokens dependences are checked, too. None for tokens, images or vectors that fit.
+        recipe: what is declared: "auto" for what a Hugging Face configuration says, a name of `audit.recipes.RECIPES`,
+            a `Recipe`, or a mapping of roles or globs of names to standard deviations; None to say what is.
+        like: another model, compared with role by role, as an older implementation.
+        causal: whether tokens are declared not to see later ones.
+        norm: "pre" or "post", if norms are declared to be before branches or after sums.
+        allow: findings that are as declared, of `audit.FAILS`: "zeros", "copies", …
         seed: seed of the weights, if `model` is a function.
-        key: PRNG key of the weights, if `model` is a function of a key or of `nnx.Rngs`; None for that of the seed.
 
     Returns:
-        The `Audit`: its `passed`, `verdict`, `to_frame()` and `plot()`.
+        The `Audit`: its `passed` (None where nothing is declared), `verdict` and `to_frame()`.
 
     Raises:
-        InputError: if no branch is found, the blocks are not known, and as `observe_branches`.
+        InputError: if the model cannot be run, or for an unknown recipe.
     """
-    if isinstance(model, xr.Dataset):
-        if architecture is None:
-            raise InputError("architecture: the blocks of one layer are needed beside a Dataset, as a si.Stack")
-        name, sd, seen = "Dataset", None, Seen(validate_branches(model))
+    unknown = [each for each in allow if each not in FAILS]
+    if unknown:
+        raise InputError(f"allow: findings are {', '.join(FAILS)}, got {unknown[0]!r}")
+    network = made(model, seed)
+    books = books_of(network, inputs)
+    rule = recipe_of(recipe, network) if like is None else _as_found(books_of(made(like, seed), inputs))
+    if rule is not None:
+        given = {"causal": causal, "norm": norm}
+        rule = dataclasses.replace(rule, **{key: value for key, value in given.items() if value is not None})
+        causal = rule.causal
+    return judged(books, rule, network, causal=causal, allow=tuple(allow))
+
+
+def judged(books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()) -> Audit:
+    """The audit of books by a recipe."""
+    account, laws = books.account, books.laws
+    rows = rows_of(account, laws, rule)
+    tests = findings_of(account, laws, books.dependences, allow=allow, causal=causal, judged=rule is not None)
+    hint = ""
+    if rule is not None:
+        compared = explained(tests_of(account, rows, rule), rows, rule)
+        tests = [*tests, *compared]
+        if any(not test.passed and test.topic in ("σ", "bias", "law") for test in compared):
+            hint = _hint(books, rule, network, known=all(test.passed or test.cause for test in compared))
+    return Audit(books.name, rule, tuple(rows), tuple(tests), words_of(account, laws, books.dependences), account, hint)
+
+
+def _hint(books: Books, rule: Recipe, network: Any, *, known: bool) -> str:
+    """A recipe that all σ would pass; none if mistakes explain everything within the declared one."""
+    sd = configured_sd(network) if network is not None else None
+    for name in ("normal", "gpt2", "pytorch", "pytorch_linear", "lecun", "xavier", "kaiming"):
+        if name == rule.name:
+            continue
+        other = _named(name, sd)
+        rows = rows_of(books.account, books.laws, other)
+        tests = tests_of(books.account, rows, other)
+        if all(test.passed for test in tests if test.topic in ("σ", "bias")) and any(test.topic == "σ" for test in tests):
+            return f"{name!r} would pass"
+    return ""
+
+
+def books_of(network: Any, inputs: Any = None) -> Books:
+    """Read the books: a pass, a second one with a token changed, and the laws of all parameters."""
+    record, again = _passes(network, inputs)
+    account = account_of(Graph(record))
+    found = Dependences() if again is None else again(account)
+    laws = {name: law_of(each) for name, each in record.parameters.items()}
+    return Books(account, laws, found, record.name)
+
+
+def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Dependences] | None]:
+    if _is_torch(network):
+        from sdeinfer.auditing._torch import as_tensors, record_of
     else:
-        network, _ = drawn(model)
-        described = describe(network, patterns=branches, architecture=architecture, pattern=pattern)
-        name, sd, architecture = described.name, described.sd, described.architecture
-        inputs = default_inputs(network) if inputs is None else inputs
-        first = check_inputs(network, inputs, architecture, tokens=tokens)
-        del network  # one network in memory at a time
-        seen = observed(model, inputs, described, networks=networks, tokens=first, seed=seed, key=key)
-    return judged(seen, architecture, None if recipe is None else recipe_of(recipe, sd=sd), name=name, sd=sd)
+        from sdeinfer.auditing._jax import as_tensors, record_of  # pyright: ignore[reportMissingImports]
+    errors: list[str] = []
+    tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network)
+    for given in tried:
+        try:
+            record = record_of(network, given)
+        except InputError:
+            raise
+        except Exception as error:
+            text = str(error).strip().splitlines() or [""]
+            errors.append(f"{type(error).__name__}: {text[0][:120]}")
+            continue
+        other = changed(given) if isinstance(given, dict) else None
+        if other is None:
+            return record, None
+        second = record_of(network, other[0])
+        items = next(iter(given.values())).shape[0]
+        return record, lambda account: dependences_of(account, second, other[1], items)
+    if inputs is not None:
+        raise InputError(f"inputs: {type(network).__name__} cannot be run with them ({errors[0]})")
+    why = f" ({errors[0]})" if errors else ""
+    raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments{why}")
 
 
-def judged(seen: Seen, architecture: AbstractLayer, recipe: Recipe | None, *, name: str, sd: float | None) -> Audit:
-    """The audit of what was observed; `name` and `sd` are those of `Description`."""
-    blocks = with_pattern(architecture, Pattern.in_attributes(seen.data.attrs))
-    if recipe is not None or sd is not None:
-        # Without a recipe the first matrices are assumed to be as configured.
-        layers = BlockOrder.of_data(blocks, seen.data).layers
-        rule = recipe_of("normal", sd=sd) if recipe is None else recipe
-        blocks = declared(blocks, rule, width=int(seen.data["width"][0]), layers=layers)
-    return judge(seen, blocks, log_densities(seen.data, blocks), recipe, name=name, sd=sd)
+def made(model: Any, seed: int) -> Any:
+    """A model, or what a function of a seed makes."""
+    if _is_torch(model) or not inspect.isroutine(model):
+        return model
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+    return model(seed)
 
 
-def with_pattern(architecture: AbstractLayer, pattern: Pattern) -> Stack:
-    """The blocks with another attention pattern: that of the observed tokens."""
-    layers = architecture.layers if isinstance(architecture, Stack) else (architecture,)
-    blocks = [
-        dataclasses.replace(block, branch=dataclasses.replace(block.branch, pattern=pattern))
-        if isinstance(block, Block) and isinstance(block.branch, SelfAttention)
-        else block
-        for block in layers
-    ]
-    return Stack(tuple(blocks))
+def _is_torch(model: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def recipe_of(recipe: Any, sd: float | None = None) -> Recipe:
-    """A recipe from its name, for which `sd` is that of the model's configuration, from a dict by role, or as it is."""
+def recipe_of(recipe: Any, network: Any = None) -> Recipe | None:
+    """A recipe from its name, with the σ of the model's configuration, from a mapping of rules, or as it is."""
     match recipe:
-        case Recipe():
+        case None | Recipe():
             return recipe
+        case "auto":
+            found = automatic(network)
+            if found is None:
+                raise InputError(f"recipe: {type(network).__name__} has no configuration that declares one: name a recipe")
+            return found
         case str():
-            return _named(recipe, sd)
+            return _named(recipe, configured_sd(network) if network is not None else None)
         case Mapping():
-            return _own(recipe)
-    raise InputError(f"recipe: a name, a Recipe or a dict of standard deviations is needed, got {shown(recipe)}")
+            return of_rules(recipe)
+    raise InputError(f"recipe: a name, a Recipe or a dict of standard deviations is needed, got a {type(recipe).__name__}")
 
 
 def _named(name: str, sd: float | None) -> Recipe:
     if name not in RECIPES:
-        raise InputError(f"recipe: one of {', '.join(RECIPES)} is needed, got {shown(name)}")
+        raise InputError(f"recipe: one of auto, {', '.join(RECIPES)} is needed, got {name!r}")
     known = inspect.signature(RECIPES[name]).parameters
     missing = [each.name for each in known.values() if each.default is each.empty]
     if missing:
@@ -130,23 +190,30 @@ def _named(name: str, sd: float | None) -> Recipe:
     return RECIPES[name]() if sd is None or "sd" not in known else RECIPES[name](sd=sd)
 
 
-def _own(sds: Mapping[Any, Any]) -> Recipe:
-    """A recipe of standard deviations by role; it has the scale 1/√(2L) if those of the last matrices have."""
-    for role, sd in sds.items():
-        if role not in get_args(Role):
-            raise InputError(f"recipe: roles are {', '.join(get_args(Role))}, got {shown(role)}")
-        if not isinstance(sd, int | float):
-            raise InputError(f"recipe: a standard deviation is needed for {role}, got {shown(sd)}")
+def _as_found(books: Books) -> Recipe:
+    """What another model is, as a recipe: σ and laws by role and layer, factors, logits."""
+    account, laws = books.account, books.laws
+    exact: dict[tuple, tuple[float, str]] = {}
+    for name, matrix in account.matrices.items():
+        law = laws[name]
+        for key in ((matrix.role, matrix.of, matrix.layer), (matrix.role, matrix.of, None)):
+            exact.setdefault(key, (law.sd, law.name))
 
-    def of(matrix: Matrix) -> float:
-        if matrix.role not in sds:
-            raise InputError(f"recipe: a standard deviation is needed for {matrix.role}, got none")
-        return sds[matrix.role]
+    def found(matrix: Any) -> tuple[float | None, str | None]:
+        own = exact.get((matrix.role, matrix.of, matrix.layer)) or exact.get((matrix.role, matrix.of, None))
+        return own or (None, None)
 
-    def factors(matrix: Matrix) -> dict[str, float]:
-        first = {"attention output": "value", "mlp output": "up"}.get(matrix.role)
-        scale = 1 / math.sqrt(2 * matrix.layers)
-        known = first in sds and matrix.role in sds
-        return {"1/√(2L)": scale} if known and math.isclose(sds[matrix.role], scale * sds[first], rel_tol=0.01) else {}
-
-    return Recipe("the given standard deviations", "the user", of, factors=factors)
+    logits = {each.layer: each.factor for each in account.logits}
+    writers = [source for each in account.writers.values() for _, source in each if not (source.scales or source.normed or source.gated)]
+    skips = [link.skip.factor for chain in account.streams for link in chain[1:]]
+    return Recipe(
+        f"like {books.name}",
+        "another model",
+        lambda matrix: found(matrix)[0],
+        lambda matrix: found(matrix)[0],
+        lambda matrix: law if (law := found(matrix)[1]) in ("normal", "uniform", "orthogonal") else None,
+        multiplier=lambda layers: abs(writers[0].factor) if writers else None,
+        skip=lambda layers: skips[0] if skips else None,
+        logits=lambda each: logits.get(each.layer),
+        causal=books.dependences.causal,
+    )

@@ -1,17 +1,27 @@
 """`si.audit`, with what belongs to it."""
 
+from typing import Any
+
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
-from sdeinfer.auditing._initialise import initialise
-from sdeinfer.auditing._scaling import Monitor, scaling
+from sdeinfer.auditing._findings import FAILS
+
+
+def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
+    """Raise an AssertionError with the verdict, and a table of the tensors that failed, unless a model passes; see `audit`."""
+    found = _audit(model, inputs, recipe=recipe, **settings)
+    if found.passed:
+        return
+    rows = [row for row in found.table() if row["failed"]]
+    table = [f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}" for row in rows]
+    raise AssertionError("\n".join([found.verdict, *table[:40]]))
 
 
 class Auditing:
     __doc__ = _audit.__doc__
     recipes = _recipes
-    scaling = staticmethod(scaling)
-    initialise = staticmethod(initialise)
-    Monitor = Monitor
+    FAILS = FAILS
+    assert_initialised = staticmethod(assert_initialised)
     __call__ = staticmethod(_audit)
 
 

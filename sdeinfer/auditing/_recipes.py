@@ -4,13 +4,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
-from sdeinfer.auditing._recipe import Matrix, Recipe
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._recipe import of_rules as of_rules
+from sdeinfer.auditing._roles import Matrix
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
+
+IN_BLOCKS = (
+    *("query", "key", "value", "attention output", "gate", "up", "mlp output", "mixer output", "router", "reads", "inner"),
+)
+"""Roles that a rule of fan-in and fan-out speaks of."""
 
 
 def gpt2(sd: float = SD) -> Recipe:
@@ -24,7 +31,7 @@ def gpt2(sd: float = SD) -> Recipe:
         return {"1/√(2L)": 1 / math.sqrt(2 * matrix.layers)} if matrix.last else {}
 
     return Recipe(
-        "gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", _scaled(_constant(sd), factors), factors=factors
+        "gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", _scaled(_everywhere(sd), factors), factors=factors
     )
 
 
@@ -34,7 +41,7 @@ def normal(sd: float = SD) -> Recipe:
     Source: Devlin et al. 2018, arXiv 1810.04805, whose code truncates at 2 sd; `_init_weights` in
     transformers/modeling_utils.py, which does not.
     """
-    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _constant(sd))
+    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _everywhere(sd))
 
 
 def pytorch(*, biases: bool = True) -> Recipe:
@@ -49,16 +56,16 @@ def pytorch(*, biases: bool = True) -> Recipe:
         biases: whether there are any.
     """
 
-    def sd(matrix: Matrix) -> float:
-        if matrix.role in ("query", "key", "value"):
+    def sd(matrix: Matrix) -> float | None:
+        if {"query", "key", "value"} & {*matrix.role.split("/")}:
             return math.sqrt(2 / (matrix.width + 3 * matrix.width))
-        return _linear(matrix)
+        return _linear(matrix) if matrix.linear and matrix.role != "input" else None
 
-    def bias_sd(matrix: Matrix) -> float:
-        of_mlp = matrix.role in ("gate", "up", "mlp output")
-        return _linear(matrix) if biases and of_mlp else 0.0
+    def bias_sd(matrix: Matrix) -> float | None:
+        of_attention = {"query", "key", "value", "attention output"} & {*matrix.of.split("/")}
+        return _linear(matrix) if biases and not of_attention else 0.0
 
-    return Recipe("pytorch", "torch/nn/modules/activation.py and linear.py", sd, bias_sd)
+    return Recipe("pytorch", "torch/nn/modules/activation.py and linear.py", sd, bias_sd, _uniform)
 
 
 def pytorch_linear(*, biases: bool = True) -> Recipe:
@@ -69,8 +76,12 @@ def pytorch_linear(*, biases: bool = True) -> Recipe:
     Arguments:
         biases: whether there are any.
     """
+
+    def sd(matrix: Matrix) -> float | None:
+        return 1.0 if matrix.role == "embedding" else _linear(matrix) if matrix.linear else None
+
     bias_sd = _linear if biases else _constant(0.0)
-    return Recipe("pytorch_linear", "torch/nn/modules/linear.py: reset_parameters", _linear, bias_sd)
+    return Recipe("pytorch_linear", "torch/nn/modules/linear.py: reset_parameters", sd, bias_sd, _uniform)
 
 
 def lecun() -> Recipe:
@@ -78,7 +89,7 @@ def lecun() -> Recipe:
 
     Source: LeCun et al. 1998, "Efficient BackProp", §4.6; `default_kernel_init` in flax/nnx/nn/linear.py.
     """
-    return Recipe("lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", lambda matrix: matrix.fan_in**-0.5)
+    return Recipe("lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", _in_blocks(lambda matrix: matrix.fan_in**-0.5))
 
 
 def xavier(gain: float = 1.0) -> Recipe:
@@ -88,7 +99,7 @@ def xavier(gain: float = 1.0) -> Recipe:
     """
     factors = _constant({} if gain == 1 else {"gain": gain})
     source = "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py"
-    return Recipe("xavier", source, _scaled(_xavier, factors), factors=factors)
+    return Recipe("xavier", source, _in_blocks(_scaled(_xavier, factors)), factors=factors)
 
 
 def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
@@ -108,12 +119,12 @@ def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
         "selu": 0.75,
     }
     if nonlinearity not in gains:  # those of `torch.nn.init.calculate_gain`
-        raise InputError(f"nonlinearity: one of {', '.join(gains)} is needed, got {shown(nonlinearity)}")
+        raise InputError(f"nonlinearity: one of {', '.join(gains)} is needed, got {nonlinearity!r}")
     if mode not in ("fan_in", "fan_out"):
-        raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {shown(mode)}")
+        raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {mode!r}")
     gain = gains[nonlinearity]
     factors = _constant({} if gain == 1 else {"gain": gain})
-    sd = _scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors)
+    sd = _in_blocks(_scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors))
     return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
 
 
@@ -128,12 +139,12 @@ def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Reci
         base_head_size: head size at which logits are as usual, `attn_mult` in the examples of mup, which multiply them
             by its root; 1 for qᵀk/d_k.
     """
-    at_least_one(base_width=base_width)
+    _at_least_one(base_width=base_width)
     factors = functools.partial(_of_width, base_width=base_width)
     return Recipe(
         "mup",
         "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
-        _scaled(_constant(sd), factors),
+        _in_blocks(_scaled(_constant(sd), factors)),
         temperature=lambda size: math.sqrt(size / base_head_size),
         factors=factors,
     )
@@ -154,7 +165,7 @@ def completep(
         alpha: α.
         base_head_size: see `mup`.
     """
-    at_least_one(base_layers=base_layers)
+    _at_least_one(base_layers=base_layers)
     wide = mup(sd, base_width=base_width, base_head_size=base_head_size)
 
     def multiplier(layers: int) -> float:
@@ -204,14 +215,14 @@ def t_fixup(*, decoder: bool = False, query_key_gain: float = 1.0) -> Recipe:
     """
     plain = xavier()
 
-    def sd(matrix: Matrix) -> float:
-        return plain.sd(matrix) * (query_key_gain if matrix.role in ("query", "key") else 1.0)
+    def sd(matrix: Matrix) -> float | None:
+        return (plain.sd(matrix) or 0.0) * (query_key_gain if matrix.role in ("query", "key") else 1.0)
 
     def scale(layers: int) -> float:
         return (9 * layers) ** -0.25 if decoder else 0.67 * layers**-0.25
 
     return dataclasses.replace(
-        _all_but_logits(dataclasses.replace(plain, sd=sd), "(9L)^−¼" if decoder else ".67 L^−¼", scale),
+        _all_but_logits(dataclasses.replace(plain, sd=_in_blocks(sd)), "(9L)^−¼" if decoder else ".67 L^−¼", scale),
         name="t_fixup",
         source="Huang et al. 2020, PMLR 119; layer6ai-labs/T-Fixup, fairseq/modules/transformer_layer.py",
     )
@@ -238,13 +249,33 @@ def _constant[T](value: T) -> Callable[[Matrix], T]:
     return lambda matrix: value
 
 
+def _everywhere(sd: float) -> Callable[[Matrix], float | None]:
+    """One σ of all matrices and embeddings."""
+    return lambda matrix: sd if matrix.linear or matrix.role in ("embedding", "position") else None
+
+
+def _in_blocks(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float | None]:
+    """A rule that says nothing of embeddings, the head, and what is outside of layers."""
+    return lambda matrix: sd(matrix) if {*matrix.role.split("/")} & {*IN_BLOCKS} else None
+
+
 def _linear(matrix: Matrix) -> float:
     """Uniform within ±1/√fan_in."""
-    return 1 / math.sqrt(3 * matrix.fan_in)
+    return 1 / math.sqrt(3 * max(matrix.fan_in, 1))
+
+
+def _uniform(matrix: Matrix) -> str | None:
+    return None if matrix.role == "embedding" else "uniform"
 
 
 def _xavier(matrix: Matrix) -> float:
     return math.sqrt(2 / (matrix.fan_in + matrix.fan_out))
+
+
+def _at_least_one(**sizes: Any) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"{name}: a whole number of at least 1 is needed, got {size!r}")
 
 
 def _of_width(matrix: Matrix, base_width: int) -> dict[str, float]:
@@ -252,9 +283,13 @@ def _of_width(matrix: Matrix, base_width: int) -> dict[str, float]:
 
 
 def _scaled(
-    sd: Callable[[Matrix], float], factors: Callable[[Matrix], Mapping[str, float]]
-) -> Callable[[Matrix], float]:
-    return lambda matrix: sd(matrix) * math.prod(factors(matrix).values())
+    sd: Callable[[Matrix], float | None], factors: Callable[[Matrix], Mapping[str, float]]
+) -> Callable[[Matrix], float | None]:
+    def scaled(matrix: Matrix) -> float | None:
+        own = sd(matrix)
+        return None if own is None else own * math.prod(factors(matrix).values())
+
+    return scaled
 
 
 def _all_but_logits(base: Recipe, name: str, scale: Callable[[int], float]) -> Recipe:

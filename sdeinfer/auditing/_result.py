@@ -2,106 +2,105 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import xarray as xr
-from jaxtyping import Float
-
 from sdeinfer._files import write_text
-from sdeinfer._html import render
-from sdeinfer.auditing._estimates import Estimate
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.diagnostics import Verdict
-from sdeinfer.layers import Stack
+from sdeinfer.auditing._roles import Account
+from sdeinfer.auditing._tests import Row, Test
+
+ORDER = ("not finite", "dropout", "copies", "shards", "norm", "queries", "probabilities", "mask", "items", "stream", "logits", "factor", "unlike", "dead", "σ", "bias", "law")
+"""Causes before consequences."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Audit:
-    """The residual branches of a network against their declared blocks.
+    """A network against what is declared of it.
 
     Attributes:
         name: what was audited, as "GPT2Model".
         recipe: what was declared; None if nothing was.
-        strengths: for each block its strength over the declared one, common to all layers.
-        shapes: gains and temperatures over the declared ones, where the data identify them.
-        assumed: gains and temperatures that the data do not identify.
-        branches: one row for each branch: block, layer, strength, ratio to the declared one, its 95 % interval, the
-            standard deviation of its log, and the p-value of its increments, by their law at the common strength.
-        verdicts: tests of the law of the blocks, and of the strengths against the declared ones.
-        causes: for a failed test, by its name, the mistakes that explain it, likely ones first.
-        words: what the weights of the branches are, without a recipe.
-        architecture: the declared blocks of one layer.
-        data: the observed Dataset of branches.
-        stream: covariances of the residual stream before the first and after each layer, shape (networks, layers + 1,
-            tokens, tokens); None if it was not seen.
+        rows: one for each tensor: its matrix (name, role, layer, sizes), its law, and what is declared.
+        tests: all comparisons, and the findings that need no recipe.
+        words: what the initialisation is.
+        account: the books: streams, writers with their factors, logits.
+        hint: another recipe that the network would pass.
     """
 
     name: str
     recipe: Recipe | None
-    strengths: tuple[Estimate, ...]
-    shapes: tuple[Estimate, ...]
-    assumed: tuple[str, ...]
-    branches: pd.DataFrame
-    verdicts: tuple[Verdict, ...]
-    causes: Mapping[str, tuple[str, ...]]
+    rows: tuple[Row, ...]
+    tests: tuple[Test, ...]
     words: str
-    architecture: Stack
-    data: xr.Dataset
-    stream: Float[np.ndarray, "networks layers m m"] | None
+    account: Account
+    hint: str = ""
 
     @property
-    def passed(self) -> bool:
-        """Whether every test passed."""
-        return all(verdict.passed for verdict in self.verdicts)
+    def failed(self) -> tuple[Test, ...]:
+        """The failed tests, causes before consequences."""
+        rank = {topic: place for place, topic in enumerate(ORDER)}
+        return tuple(sorted((test for test in self.tests if not test.passed), key=lambda test: rank.get(test.topic, 9)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Findings that do not decide."""
+        return tuple(test.says for test in self.tests if test.passed and test.topic in ("random", "zeros", "unused"))
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether every test passed; None if nothing was declared and nothing failed."""
+        return False if self.failed else None if self.recipe is None else True
 
     @property
     def layers(self) -> int:
         """Number of layers L."""
-        return 1 + int(self.branches["layer"].to_numpy().max())
-
-    @property
-    def failed(self) -> tuple[Verdict, ...]:
-        """The failed tests, causes before consequences."""
-        return tuple(verdict for verdict in self.verdicts if not verdict.passed)
-
-    @property
-    def found(self) -> Stack:
-        """The blocks of one layer with the strengths that were found."""
-        return self.architecture.with_parameters({each.name: each.value for each in self.strengths})
+        return self.account.layers
 
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
+        if self.passed is None:
+            return f"nothing declared: {self.name}: {'; '.join([self.words, *self.notes])}"
         if self.passed:
-            ratios = ", ".join(f"{each.name} {each}" for each in self.strengths)
-            found = self.words if self.recipe is None else f"{ratios} times what {self.recipe.name} declares"
-            assumed = f"; assumed: {', '.join(self.assumed)}" if self.assumed else ""
-            return f"passed: {self.name}: {found}{assumed}"
-        first = self.failed[0]
-        if first.topic == "declared":
-            reasons = [each for each in self.failed if each.topic == "declared"]
-            what = " and ".join([*(each.advice.partition(" times ")[0] for each in reasons[:-1]), reasons[-1].advice])
-            likely = _joined([self.causes[each.name][0] for each in reasons if each.name in self.causes])
-            what += f": {likely}" if likely else ""
-        else:
-            reasons, what = [first], "; ".join(self.causes.get(first.name, (first.advice,)))
-        others = ", ".join(each.name for each in self.failed if each not in reasons)
-        return f"failed: {self.name}: {what}" + (f" (also: {others})" if others else "")
+            assert self.recipe is not None
+            sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio) and " " + test.what not in "  "]
+            roles = [f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in sigma if test.names and test.what not in test.names]
+            said = f"σ of {', '.join(roles)} times what {self.recipe.name} declares" if roles else f"as {self.recipe.name} declares"
+            return "; ".join([f"passed: {self.name}: {said}", *self.notes])
+        clauses = _clauses(self.failed)
+        more = f" (also: {len(clauses) - 3} more)" if len(clauses) > 3 else ""
+        declares = f" [declared: {self.recipe.name}]" if self.recipe is not None and any(each.topic not in ("copies",) for each in self.failed) else ""
+        return f"failed: {self.name}: {'; '.join(clauses[:3])}{more}{declares}{f'; {self.hint}' if self.hint else ''}"
 
-    def to_frame(self) -> pd.DataFrame:
-        """A table with one row for each block, and for each branch."""
-        pooled = pd.DataFrame(
-            [
-                {"branch": f"all {block}", "block": block, **each.row}
-                for each in self.strengths
-                for block in [each.name.partition(".")[0]]
-            ]
-        ).set_index("branch")
-        return pd.concat([pooled, self.branches])
+    def table(self) -> list[dict[str, Any]]:
+        """One row for each tensor."""
+        failed = {name: test.topic for test in self.failed for name in test.names}
+        return [
+            {
+                "name": row.matrix.name,
+                "role": row.matrix.role,
+                "layer": row.matrix.layer,
+                "fan_in": row.matrix.fan_in,
+                "fan_out": row.matrix.fan_out,
+                "law": row.law.name,
+                "mean": row.law.mean,
+                "sd": row.law.sd,
+                "factor": row.factor,
+                "declared": row.declared,
+                "ratio": row.ratio,
+                "error": row.law.error if math.isfinite(row.law.kurtosis) else math.nan,
+                "failed": failed.get(row.matrix.name, ""),
+            }
+            for row in self.rows
+        ]
+
+    def to_frame(self) -> Any:
+        """A table with one row for each tensor."""
+        import pandas as pd
+
+        return pd.DataFrame(self.table()).set_index("name")
 
     def to_dict(self) -> dict[str, Any]:
         """The result as numbers, text and lists of them, for JSON."""
@@ -110,45 +109,48 @@ class Audit:
             "recipe": None if self.recipe is None else {"name": self.recipe.name, "source": self.recipe.source},
             "passed": self.passed,
             "verdict": self.verdict,
-            "causes": {name: list(sentences) for name, sentences in self.causes.items()},
-            "strengths": [_estimate(each) for each in self.strengths],
-            "shapes": [_estimate(each) for each in self.shapes],
-            "assumed": list(self.assumed),
-            "branches": self.branches.reset_index().to_dict("records"),
-            "tests": [dataclasses.asdict(each) for each in self.verdicts],
+            "words": self.words,
+            "hint": self.hint,
+            "tensors": [{key: _plain(value) for key, value in row.items()} for row in self.table()],
+            "tests": [{key: _plain(value) for key, value in dataclasses.asdict(test).items()} for test in self.tests],
         }
 
     def write(self, path: str | Path) -> None:
         """Write `to_dict` as JSON."""
-        write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
 
     def __repr__(self) -> str:
         """The verdict; a failed assertion of `passed` shows it."""
-        notes = (
-            [] if self.passed else [f"  {each.name} {each.value:.3g} > {each.threshold:.3g}" for each in self.failed]
-        )
-        return "\n".join([self.verdict, *notes])
+        return self.verdict
 
     def _repr_html_(self) -> str:
+        from sdeinfer._html import render
+
         return render("audit_cell.html.jinja", audit=self)
 
 
-def _joined(sentences: list[str]) -> str:
-    """Sentences that differ in the middle only, as in a name of a matrix, become one."""
-    found: list[str] = []
-    for sentence in dict.fromkeys(sentences):
-        before, after = (found[-1].split() if found else []), sentence.split()
-        same = [a == b for a, b in zip(before, after, strict=False)]
-        start = same.index(False) if False in same else 0
-        end = next((k for k in range(len(same)) if before[-1 - k] != after[-1 - k]), 0)
-        if start and ":" in " ".join(after[:start]) and len(before) == len(after):
-            between = [*before[start : len(before) - end], "and", *after[start : len(after) - end]]
-            found[-1] = " ".join([*before[:start], *between, *after[len(after) - end :]])
-        else:
-            found.append(sentence)
-    return "; ".join(found)
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return list(value) if isinstance(value, tuple) else value
 
 
-def _estimate(each: Estimate) -> dict[str, Any]:
-    numbers = {"declared": each.declared, **each.row}
-    return {"name": each.name} | {key: float(value) for key, value in numbers.items() if key != "strength"}
+def _clauses(failed: tuple[Test, ...]) -> list[str]:
+    """Sentences of failed tests; those with one cause, and those of one topic that differ in a tensor only, become one."""
+    found: dict[tuple[str, str], list[Test]] = {}
+    for test in failed:
+        key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else test.says if test.topic not in ("norm", "law", "bias", "factor", "logits", "stream") else ""
+        found.setdefault((test.topic, key), []).append(test)
+    clauses = []
+    for own in found.values():
+        first = own[0]
+        roles = list(dict.fromkeys(test.what for test in own))
+        if first.topic == "σ" and first.cause and len(roles) > 1:
+            says = first.says.replace(first.what, " and ".join(roles), 1)
+            causes = dict.fromkeys(test.cause for test in own)
+            clauses.append(f"{says} the declared: {'; '.join(list(causes)[:2])}")
+            continue
+        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        tail = " the declared" if first.says.endswith("times") else ""
+        clauses.append(f"{first.says}{tail}{f': {first.cause}' if first.cause else ''}{more}")
+    return clauses

@@ -23,6 +23,7 @@ class Matrix:
         layer: l, the number of its layer from 0; None outside of layers.
         name: its name in the model.
         shape: its shape.
+        of: for a bias the role of the matrix after which it is added.
     """
 
     role: str
@@ -33,6 +34,7 @@ class Matrix:
     layer: int | None = None
     name: str = ""
     shape: tuple[int, ...] = ()
+    of: str = ""
 
     @property
     def last(self) -> bool:
@@ -233,17 +235,17 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
     gains: dict[str, list[tuple[float, float]]] = {}
     record = graph.record
 
-    def note(name: str, role: str, node: Node, fan_in: int = 0, fan_out: int = 0) -> None:
+    def note(name: str, role: str, node: Node, fan_in: int = 0, fan_out: int = 0, of: str = "") -> None:
         if name in record.parameters and (name not in found or (role == "embedding" and found[name].role != "embedding")):
             layer, own = places.get(node.number, (None, layers))
-            found[name] = Matrix(role, fan_in, fan_out, width, own, layer, name, record.parameters[name].shape)
+            found[name] = Matrix(role, fan_in, fan_out, width, own, layer, name, record.parameters[name].shape, of)
 
     for node in record.nodes:
         if node.kind in PRODUCTS and node.parameters:
             role = "/".join(roles.get(node.number, ["other"]))
             note(node.parameters[0], role, node, node.about["fan_in"], node.about["fan_out"])
             for name in node.parameters[1:]:
-                note(name, "bias", node, node.about["fan_in"], node.about["fan_out"])
+                note(name, "bias", node, node.about["fan_in"], node.about["fan_out"], role)
         elif node.operation in ("embedding", "index_select") and node.parameters:
             rows, *rest = record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
             small = node.fixed
@@ -264,5 +266,6 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
             before = not any(graph.has(node, each) for each in record.nodes if each.number in places)
             for name in node.parameters:
                 role = "position" if role in ("other", "bias") and before and len(record.parameters[name].shape) > 1 else role
-                note(name, role, node, at.about.get("fan_in", 0), at.about.get("fan_out", 0))
+                of = "/".join(roles.get(at.number, ())) if role == "bias" else ""
+                note(name, role, node, at.about.get("fan_in", 0), at.about.get("fan_out", 0), of)
     return found, gains

@@ -1,6 +1,7 @@
 """The record of a pass through a module of PyTorch, by its dispatch mode: what it computes, whoever calls it."""
 
 import contextlib
+import inspect
 import math
 import sys
 import weakref
@@ -12,6 +13,9 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.auditing._record import Node, Parameter, Record
 from sdeinfer.auditing._torch_operations import node_of_operation
+
+SMALL = 10_000_000
+"""Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
 
 MOST_ROWS = 1 << 16
 """Rows of a tensor beyond which only the mean square of all its entries is kept."""
@@ -44,6 +48,23 @@ def record_of(module: Any, inputs: Any) -> Record:
         outputs,
         {name: tuple(tensor.shape) for name, tensor in given.items()},
     )
+
+
+def as_tensors(inputs: Any, module: Any) -> Any:
+    """Inputs by the names of the module's arguments, arrays as tensors."""
+    torch = sys.modules["torch"]
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, np.ndarray | list) or hasattr(value, "__array__") and not torch.is_tensor(value):
+            value = torch.as_tensor(np.asarray(value))
+            parameter = next(iter(module.parameters()), None)
+            return value.to(parameter.dtype) if value.is_floating_point() and parameter is not None else value
+        return value
+
+    if isinstance(inputs, dict) or hasattr(inputs, "keys"):
+        return {name: tensor(inputs[name]) for name in inputs}
+    names = [name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")]
+    return {names[0]: tensor(inputs)} if names else tensor(inputs)
 
 
 def _named(pairs: Any) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -80,14 +101,18 @@ def _evaluation(module: Any) -> Iterator[None]:
     buffers = [(each, each.detach().clone()) for each in module.buffers() if each is not None and not each.is_meta]
     state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     compiler = getattr(torch.compiler, "set_stance", None)
+    threads = torch.get_num_threads()
     stance = compiler("force_eager") if compiler and "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
         module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
+        if sum(each.numel() for each in module.parameters()) < SMALL:
+            torch.set_num_threads(1)
         with stance:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        torch.set_num_threads(threads)
         torch.set_rng_state(state)
         for each, mode in modes:
             each.training = mode

@@ -1,0 +1,178 @@
+"""What a model's own configuration declares: the recipe "auto" of Hugging Face's families."""
+
+import dataclasses
+import math
+from typing import Any
+
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._recipes import SD, gpt2, normal
+from sdeinfer.auditing._roles import Logits, Matrix
+
+WITH_DEPTH = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer", "modernbert", "modernbert-decoder", "esm_c")
+"""Model types whose last matrices are scaled by 1/√(2L)."""
+
+OF_T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "pix2struct", "udop", "t5gemma")
+
+
+def automatic(model: Any) -> Recipe | None:
+    """The recipe that a model's configuration declares; None for models without one."""
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    if config is None or not isinstance(kind, str):
+        return None
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    sd = _sd(config, text)
+    make = FAMILIES.get(kind)
+    base = make(config, sd) if make else gpt2(sd) if kind in WITH_DEPTH else normal(sd)
+    name = kind if make or kind in WITH_DEPTH else f"normal, of the configuration of {kind}"
+    return dataclasses.replace(
+        base,
+        name=name,
+        source=f"configuration of {kind}, transformers/models/{kind}",
+        multiplier=_multiplier(text),
+        embedding=_embedding(text),
+        layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
+        logits=_logits(kind, text),
+        causal=_causal(model, config),
+    )
+
+
+def configured_sd(model: Any) -> float | None:
+    """`initializer_range`, or what stands for it."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        return None
+    return _sd(config, config.get_text_config() if hasattr(config, "get_text_config") else config)
+
+
+def _sd(config: Any, text: Any) -> float:
+    """As `_init_weights` in transformers/modeling_utils.py reads it."""
+    for name in ("initializer_range", "init_std", "initializer_factor"):
+        if hasattr(config, name):
+            return float(getattr(config, name) or SD)
+    return float(getattr(text, "initializer_range", SD) or SD)
+
+
+def _number(config: Any, *names: str) -> float | None:
+    found = (getattr(config, name, None) for name in names)
+    return next((float(each) for each in found if isinstance(each, int | float) and not isinstance(each, bool)), None)
+
+
+def _multiplier(config: Any):
+    own = _number(config, "residual_multiplier", "residual_scale")
+    depth = _number(config, "scale_depth")
+    if depth is not None:
+        return lambda layers: depth / math.sqrt(layers)
+    return lambda layers: 1.0 if own is None else own
+
+
+def _embedding(config: Any) -> float | None:
+    kind = str(getattr(config, "model_type", ""))
+    if kind.startswith(("gemma", "recurrent_gemma", "paligemma", "t5gemma")):
+        return math.sqrt(config.hidden_size)
+    if getattr(config, "scale_embedding", False):
+        return math.sqrt(_number(config, "d_model", "hidden_size") or 1.0)
+    return _number(config, "embedding_multiplier", "scale_emb")
+
+
+def _logits(kind: str, config: Any):
+    own = _number(config, "attention_multiplier")
+    scalar = _number(config, "query_pre_attn_scalar")
+    by_layer = bool(getattr(config, "scale_attn_by_inverse_layer_idx", False))
+
+    def factor(found: Logits) -> float | None:
+        if own is not None:
+            return own
+        if scalar is not None:
+            return scalar**-0.5
+        if kind in OF_T5 or getattr(config, "scale_attn_weights", True) is False or kind in ("gpt_neo",):
+            return 1.0
+        if found.normed or getattr(config, "rope_scaling", None) or kind in NO_LOGITS:
+            return None
+        plain = found.head_size**-0.5
+        return plain / (found.layer + 1) if by_layer and found.layer is not None else plain
+
+    return factor
+
+
+NO_LOGITS: tuple[str, ...] = ()
+"""Model types whose logits have another factor, which is not in their configuration."""
+
+
+def _causal(model: Any, config: Any) -> bool | None:
+    """Decoders say so: in their class, in their configuration, or in their attention modules."""
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    own = [bool(each) for module in model.modules() if isinstance(each := getattr(module, "is_causal", None), bool)]
+    if "ForCausalLM" in type(model).__name__ or "LMHead" in type(model).__name__ or getattr(config, "is_decoder", False):
+        return True
+    return (True if all(own) else None) if own else None
+
+
+def _t5(config: Any, sd: float) -> Recipe:
+    """T5: `_init_weights` in transformers/models/t5/modeling_t5.py."""
+    factor = _number(config, "initializer_factor") or 1.0
+    d, k, heads, ff = (getattr(config, name, 1) for name in ("d_model", "d_kv", "num_heads", "d_ff"))
+
+    def of(matrix: Matrix) -> float | None:
+        known = {
+            "query": factor * (d * k) ** -0.5,
+            "key": factor * d**-0.5,
+            "value": factor * d**-0.5,
+            "attention output": factor * (heads * k) ** -0.5,
+            "gate": factor * d**-0.5,
+            "up": factor * d**-0.5,
+            "mlp output": factor * ff**-0.5,
+            "embedding": factor,
+        }
+        return known.get(matrix.role)
+
+    return Recipe("t5", "", of)
+
+
+def _clip(config: Any, sd: float) -> Recipe:
+    """CLIP: `_init_weights` in transformers/models/clip/modeling_clip.py."""
+    factor = _number(config, "initializer_factor") or 1.0
+
+    def of(matrix: Matrix) -> float | None:
+        n, depth = matrix.width, (2 * max(matrix.layers, 1)) ** -0.5
+        n = matrix.fan_out if matrix.last else matrix.fan_in
+        known = {
+            "query": factor * n**-0.5 * depth,
+            "key": factor * n**-0.5 * depth,
+            "value": factor * n**-0.5 * depth,
+            "attention output": factor * n**-0.5,
+            "up": factor * (2 * n) ** -0.5,
+            "mlp output": factor * n**-0.5 * depth,
+            "embedding": 0.02 * factor,
+        }
+        return known.get(matrix.role)
+
+    return Recipe("clip", "", of)
+
+
+def _siglip(config: Any, sd: float) -> Recipe:
+    """SigLIP: Xavier uniform in layers."""
+
+    def of(matrix: Matrix) -> float | None:
+        known = ("query", "key", "value", "attention output", "up", "mlp output")
+        return math.sqrt(2 / (matrix.fan_in + matrix.fan_out)) if matrix.role in known else None
+
+    return Recipe("siglip", "", of, lambda matrix: None, lambda matrix: "uniform" if of(matrix) else None)
+
+
+def _mamba(config: Any, sd: float) -> Recipe:
+    """Mamba: `_init_weights` in transformers/models/mamba/modeling_mamba.py."""
+    scale = 1 / math.sqrt(config.num_hidden_layers) if getattr(config, "rescale_prenorm_residual", False) else 1.0
+
+    def of(matrix: Matrix) -> float | None:
+        if matrix.role == "mixer output":
+            return scale / math.sqrt(3 * matrix.fan_in)
+        return sd if matrix.role in ("embedding", "head", "reads") else None
+
+    return Recipe("mamba", "", of, lambda matrix: None, lambda matrix: "uniform" if matrix.role == "mixer output" else None)
+
+
+FAMILIES = dict.fromkeys(OF_T5, _t5) | {"clip": _clip, "clip_text_model": _clip, "clip_vision_model": _clip, "mamba": _mamba}
+FAMILIES |= dict.fromkeys(("siglip", "siglip2", "siglip_text_model", "siglip_vision_model"), _siglip)
+"""Rules of model types that are neither "gpt2" nor "normal"."""

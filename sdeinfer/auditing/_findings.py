@@ -1,0 +1,209 @@
+"""What is wrong, or worth a note, whatever is declared."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from sdeinfer.auditing._dependences import Dependences
+from sdeinfer.auditing._law import Law, copies, repeated_blocks
+from sdeinfer.auditing._roles import Account
+from sdeinfer.auditing._tests import Test, critical
+
+FAILS = {
+    "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
+    "copies": "tensors with equal or correlated entries that are not tied",
+    "shards": "a matrix of equal blocks, as of ranks that share a seed",
+    "dropout": "a dropout that runs in evaluation mode",
+    "items": "an item of the batch that depends on another one",
+    "norm": "a norm that multiplies by what it should divide by",
+    "probabilities": "a factor of the probabilities after softmax",
+    "unlike": "one layer unlike the others of its role",
+    "dead": "a matrix of zeros whose branch, or whose later layers, get no gradient through it",
+    "queries": "one side of the logits normed, the other not; keys or values that read the stream where queries read its norm",
+}
+"""Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
+
+
+def findings_of(account: Account, laws: dict[str, Law], dependences: Dependences, *, allow: tuple[str, ...], causal: bool | None, judged: bool) -> list[Test]:
+    """All findings; notes are passed."""
+    found = [
+        *_not_finite(account, laws),
+        *_copies(account, laws),
+        *_dropout(account),
+        *_norms(account),
+        *_attentions(account),
+        *_dependences(dependences, causal),
+        *_zeros(account, laws, judged=judged),
+        *([] if judged else _unlike(account, laws)),
+        *_unused(account, laws),
+    ]
+    return [test for test in found if test.passed or test.topic not in allow]
+
+
+def _fail(topic: str, what: str, says: str, *names: str) -> Test:
+    return Test(topic, what, topic not in FAILS and topic != "mask", says, names=names)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
+    record = account.graph.record
+    bad = [name for name, law in laws.items() if law.name == "not finite"]
+    used = {node.operation for node in record.nodes if node.kind == "buffer"}
+    bad += [name for name, each in record.buffers.items() if name in used and not each.finite]
+    if bad:
+        yield _fail("not finite", bad[0], f"NaN or infinity in {_some(bad)}", *bad)
+    zero = [name for name, each in record.buffers.items() if name in used and "inv_freq" in name and each.size > 1 and not each.entries().any()]
+    if zero:
+        yield _fail("not finite", zero[0], f"{_some(zero)} is 0: positions do not rotate", *zero)
+    if bad:
+        return
+    for chain in account.streams:
+        for link in chain:
+            if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
+                yield _fail("not finite", f"layer {link.layer}", f"the stream is not finite from layer {link.layer} ({link.kind}) on")
+                return
+
+
+def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
+    parameters = account.graph.record.parameters
+    random = {
+        name: law
+        for name, law in laws.items()
+        if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role in ("embedding", "position"))
+    }
+    by_first: dict[str, list[tuple[str, float]]] = {}
+    for first, second, correlation in copies(parameters, random):
+        by_first.setdefault(first, []).append((second, correlation))
+    for first, pairs in by_first.items():
+        names = [name for name, _ in pairs]
+        equal = all(abs(c) > 0.999 for _, c in pairs)
+        same = parameters[first].shape == parameters[names[0]].shape
+        scaled = equal and not math.isclose(laws[first].sd, laws[names[0]].sd, rel_tol=1e-4)
+        how = "are equal" if equal and same and not scaled else "have the same random numbers" if equal else f"are correlated ({pairs[0][1]:.2f})"
+        yield _fail("copies", first, f"{first} and {_some(names)} {how}", first, *names)
+    blocks = {name: repeated_blocks(parameters[name]) for name in random}
+    repeated = [name for name, count in blocks.items() if count > 1]
+    if repeated:
+        yield _fail("shards", repeated[0], f"{_some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed", *repeated)
+
+
+def _dropout(account: Account) -> Iterator[Test]:
+    for node in account.graph.record.nodes:
+        if node.kind == "scale" and node.about.get("dropout"):
+            yield _fail("dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})")
+            return
+        if node.operation == "native_dropout" and node.kind == "random":
+            yield _fail("dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})")
+            return
+    for each in account.logits:
+        if each.dropout > 0:
+            yield _fail("dropout", "attention", f"dropout of attention ({each.dropout:g}) runs in evaluation mode")
+            return
+    if any(node.kind == "random" for node in account.graph.record.nodes):
+        yield Test("random", "", True, "random numbers are drawn in evaluation mode")
+
+
+def _before(account: Account, number: int) -> str:
+    names = [node.parameters[0] for node in account.graph.record.nodes[:number] if node.parameters and not node.fixed]
+    return names[-1] if names else "the input"
+
+
+def _norms(account: Account) -> Iterator[Test]:
+    """Norms whose rows do not have one mean square: log mean square out against in has slope 0, or 2 for rsqrt in the wrong place."""
+    graph, wrong = account.graph, []
+    for node in graph.record.nodes:
+        if node.kind != "norm" or node.rows is None or node.rows.size < 4:
+            continue
+        before = graph.term(node.inputs[0]).origin.rows
+        if before is None or before.shape != node.rows.shape or not (before > 0).all() or not (node.rows > 0).all():
+            continue
+        x, y = np.log(before), np.log(node.rows)
+        if x.std() > 0.01 and ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum() > 1.5:
+            wrong.append(node)
+    if wrong:
+        name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_after(account, wrong[0].number)}"
+        yield _fail("norm", name, f"a norm multiplies by what it should divide by ({name}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''})")
+
+
+def _after(account: Account, number: int) -> str:
+    return next((node.parameters[0] for node in account.graph.record.nodes[number:] if node.parameters and not node.fixed), "the output")
+
+
+def _attentions(account: Account) -> Iterator[Test]:
+    wrong = [each for each in account.logits if not math.isclose(each.after, 1.0, rel_tol=1e-3) and each.after]
+    if wrong:
+        each = wrong[0]
+        size = "1/√d_k" if math.isclose(each.after, each.head_size**-0.5, rel_tol=1e-2) else f"{each.after:.4g}"
+        width = " = 1/√n" if math.isclose(each.after, max(account.width, 1) ** -0.5, rel_tol=1e-2) else ""
+        yield _fail("probabilities", f"layer {each.layer}", f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}")
+    reads: dict[str, set[str]] = {}
+    for name, matrix in account.matrices.items():
+        if matrix.layer is None or not {*matrix.role.split("/")} & {"query", "key", "value"}:
+            continue
+        for node in account.uses.get(name, []):
+            origin = account.graph.term(node.inputs[0]).origin
+            sums = {link.sum.number for chain in account.streams for link in chain} | {chain[0].skip.origin.number for chain in account.streams}
+            kind = "norm" if origin.kind == "norm" else "stream" if origin.number in sums else "other"
+            reads.setdefault(kind, set()).add(matrix.role)
+    if "norm" in reads and "stream" in reads and reads["norm"] != reads["stream"] and "query" in reads["norm"]:
+        plain = " and ".join(sorted(role for role in reads["stream"]))
+        yield _fail("queries", plain, f"{plain} read the stream itself, where {' and '.join(sorted(reads['norm'] - reads['stream']))} reads its norm")
+
+
+def _dependences(found: Dependences, causal: bool | None) -> Iterator[Test]:
+    if found.leaks:
+        yield _fail("items", "batch", "an item of the batch changes another one")
+    if causal and found.causal is False:
+        yield Test("mask", "mask", False, f"later tokens change earlier ones from {found.first} on: the causal mask is not there")
+    if causal is False and found.causal:
+        yield Test("mask", "mask", False, "tokens do not see later ones, where no mask is declared")
+
+
+def _zeros(account: Account, laws: dict[str, Law], *, judged: bool) -> Iterator[Test]:
+    zeros = [name for name, law in laws.items() if law.name == "zeros" and law.size > 1]
+    matrices = [name for name in zeros if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role == "embedding")]
+    writers = [name for name in matrices if account.matrices[name].last or account.matrices[name].role == "head"]
+    others = [name for name in matrices if name not in writers and {*account.matrices[name].role.split("/")} & {"query", "key", "value", "gate", "up", "embedding"}]
+    if others and not judged:
+        yield _fail("dead", others[0], f"{_some(others)} {'is' if len(others) == 1 else 'are'} 0", *others)
+    if writers and not judged:
+        yield Test("zeros", writers[0], True, f"{_some(writers)} start from 0", names=tuple(writers))
+
+
+def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
+    """Single tensors that differ from the others of their role, where the others are alike or follow the depth."""
+    groups: dict[tuple, list[str]] = {}
+    for name, matrix in account.matrices.items():
+        if matrix.layer is not None and matrix.linear and laws[name].sd > 0:
+            groups.setdefault((matrix.role, matrix.shape, matrix.layers), []).append(name)
+    z = critical(2 * len(laws))
+    for (role, *_), names in groups.items():
+        logs = np.array([math.log(laws[name].sd * _factor(account, name)) for name in names])
+        errors = np.array([laws[name].error for name in names])
+        if len(names) < 3:
+            continue
+        away = np.abs(logs - np.median(logs))
+        far = np.flatnonzero(away > np.maximum(z * errors, 0.03))
+        if 0 < len(far) <= len(names) // 4:
+            name = names[far[0]]
+            ratio = math.exp(logs[far[0]] - np.median(logs))
+            yield _fail("unlike", name, f"σ of {role} {name} is {ratio:.3g} times that of other layers", *[names[k] for k in far])
+
+
+def _factor(account: Account, name: str) -> float:
+    found = account.writers.get(name, [])
+    source = found[0][1] if found else None
+    plain = source is not None and not (source.normed or source.scales or source.gated)
+    return abs(source.factor) if plain and source is not None and source.factor else 1.0
+
+
+def _unused(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
+    record = account.graph.record
+    used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
+    unused = [name for name, each in record.parameters.items() if name not in used and each.size]
+    if unused:
+        yield Test("unused", unused[0], True, f"{len(unused)} parameters are in no product ({_some(unused)})", names=tuple(unused))

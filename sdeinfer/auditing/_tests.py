@@ -1,0 +1,230 @@
+"""Tests of the books against a recipe: σ of each tensor and of each role, laws, biases, norms, factors, logits."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._roles import Account, Matrix
+
+LEVEL = 1e-4
+"""Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
+
+ALIKE = 0.02
+"""A significant difference of log σ counts if it is larger than this; one of a factor in the code, if it is larger than half of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """One comparison, or one finding.
+
+    Attributes:
+        topic: "σ", "law", "bias", "norm", "factor", "logits", "stream", "mask", or a finding's name.
+        what: a role, or a tensor's name.
+        passed: whether it passed; a note that does not decide is passed.
+        says: a clause for the verdict.
+        cause: what explains it.
+        names: the tensors.
+        ratio: found over declared, with its error in log.
+    """
+
+    topic: str
+    what: str
+    passed: bool
+    says: str = ""
+    cause: str = ""
+    names: tuple[str, ...] = ()
+    ratio: float = math.nan
+    error: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One tensor: its matrix and law, what is declared of it, and its factor in the forward pass."""
+
+    matrix: Matrix
+    law: Law
+    declared: float | None
+    declared_law: str | None
+    factor: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """σ times the factor in the pass, over what is declared."""
+        return self.law.sd * abs(self.factor) / self.declared if self.declared else math.nan
+
+
+def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> list[Row]:
+    """All tensors that the pass used, with what a recipe declares of them."""
+    rows = []
+    for name, matrix in account.matrices.items():
+        declared = law = None
+        factor = 1.0
+        if recipe is not None:
+            if matrix.role == "bias":
+                declared = recipe.bias_sd(matrix)
+            elif matrix.linear or matrix.role in ("embedding", "position"):
+                declared, law = recipe.sd(matrix), recipe.law(matrix)
+            factor = _factor(account, name, recipe.multiplier(matrix.layers))
+        rows.append(Row(matrix, laws[name], declared, law, factor))
+    return rows
+
+
+def _factor(account: Account, name: str, multiplier: float | None) -> float:
+    """The factor of a writer's output in the sum over the declared one; 1 where a norm or a parameter is between."""
+    found = account.writers.get(name, [])
+    if not found or multiplier is None:
+        return 1.0
+    _, source = found[0]
+    plain = not (source.normed or source.scales or source.gated)
+    return source.factor / multiplier if plain and source.factor else 1.0
+
+
+def critical(count: int) -> float:
+    """z of one of so many tests at the level of a model."""
+    return float(stats.norm.isf(LEVEL / (2 * max(count, 1))))
+
+
+def tests_of(account: Account, rows: list[Row], recipe: Recipe) -> list[Test]:
+    """All tests against a recipe."""
+    count = 2 * len(rows) + 30
+    z = critical(count)
+    pooled = list(_pooled(rows, z))
+    named = {name for test in pooled if not test.passed for name in test.names}
+    single = [test for row in rows for test in _tensor(row, z, recipe, known=row.matrix.name in named)]
+    return [*pooled, *single, *_norms(account, rows, recipe), *_factors(account, recipe), *_logits(account, recipe)]
+
+
+def by_role(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows whose σ is declared, and is not zero, by role."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.declared and row.law.sd > 0 and math.isfinite(row.law.sd):
+            found.setdefault(row.matrix.role, []).append(row)
+    return found
+
+
+def pooled_ratio(rows: list[Row]) -> tuple[float, float]:
+    """The log ratio that tensors have in common, and its standard deviation."""
+    weights = np.array([row.law.error**-2.0 for row in rows])
+    return float(weights @ np.log([row.ratio for row in rows]) / weights.sum()), float(weights.sum() ** -0.5)
+
+
+def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
+    for role, own in by_role(rows).items():
+        log_ratio, error = pooled_ratio(own)
+        passed = abs(log_ratio) < max(z * error, ALIKE)
+        names = tuple(row.matrix.name for row in own)
+        yield Test("σ", role, passed, _says(own, log_ratio, error), "", names, math.exp(log_ratio), error)
+
+
+def _says(own: list[Row], log_ratio: float, error: float) -> str:
+    few = f" of {own[0].matrix.name}" if len(own) == 1 else ""
+    return f"σ of {own[0].matrix.role}{few} is {math.exp(log_ratio):.{_digits(error)}f} ± {math.exp(log_ratio) * error:.{_digits(error)}f} times"
+
+
+def _digits(error: float) -> int:
+    return int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4))
+
+
+def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test]:
+    """Tests of one tensor: zeros, σ, law."""
+    matrix, law, name = row.matrix, row.law, row.matrix.name
+    if row.declared is None or law.name == "not finite":
+        return
+    kind = "bias" if matrix.role == "bias" else "σ"
+    if row.declared == 0:
+        zero = law.name == "zeros" or matrix.role in recipe.zeros
+        says = f"{kind if kind == 'bias' else matrix.role} {name} is {_value(law)}, declared 0"
+        yield Test(kind, name, zero, says, names=(name,))
+    elif law.sd == 0:
+        zeros = {matrix.role, *matrix.role.split("/")} & {*recipe.zeros}
+        yield Test(kind, name, bool(zeros) or law.seen < 2, f"{matrix.role} {name} is {_value(law)}", names=(name,))
+    elif not known:
+        log_ratio = math.log(row.ratio)
+        passed = abs(log_ratio) < max(z * law.error, ALIKE)
+        yield Test(kind, name, passed, _says([row], log_ratio, law.error), "", (name,), row.ratio, law.error)
+    if row.declared and law.sd > 0 and matrix.role != "bias":
+        offset = abs(law.mean) / law.sd
+        centred = offset < max(z / math.sqrt(law.seen), 0.02)
+        yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
+        if row.declared_law is not None and law.seen >= 256:
+            alike = law.name == row.declared_law or (row.declared_law == "normal" and law.name == "truncated" and law.edge > 2.4)
+            # Small samples tell few laws apart.
+            alike = alike or (law.seen < 4096 and {law.name, row.declared_law} & {"truncated", "other"})
+            yield Test("law", name, bool(alike), f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
+        elif law.name in ("uniform", "orthogonal", "other") and row.declared_law is None and recipe.name in ("gpt2", "normal"):
+            yield Test("law", name, law.seen < 256, f"{name} is {law.name}, declared normal", names=(name,))
+
+
+def _value(law: Law) -> str:
+    return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
+
+
+def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
+    """Gains of norms as they are used, their offsets, and parameters that scale branches."""
+    scales = {name for found in account.writers.values() for _, source in found for name in source.scales}
+    for row in rows:
+        name, law = row.matrix.name, row.law
+        if row.matrix.role == "norm" and recipe.gain is not None:
+            mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
+            passed = abs(mean - recipe.gain) < ALIKE and sd < ALIKE
+            yield Test("norm", name, passed, f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {recipe.gain:g}", names=(name,), ratio=mean)
+        elif row.matrix.role == "norm bias" and recipe.gain is not None:
+            yield Test("norm", name, law.name == "zeros", f"norm offset {name} is {_value(law)}, declared 0", names=(name,))
+        elif name in scales and recipe.layer_scale is not None and row.matrix.role != "norm":
+            passed = law.sd == 0 and math.isclose(law.mean, recipe.layer_scale, rel_tol=1e-2)
+            says = f"LayerScale {name} is {_value(law)}, declared {recipe.layer_scale:g}"
+            yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / recipe.layer_scale)
+
+
+def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
+    """Factors of branches, of the stream and of the embedding."""
+    for chain in account.streams:
+        multiplier, skip = recipe.multiplier(chain[-1].layer + 1), recipe.skip(chain[-1].layer + 1)
+        for link in chain:
+            place = f"{link.kind}, layer {link.layer}"
+            if skip is not None and link is not chain[0]:
+                found = link.skip.factor
+                yield Test("stream", place, _near(found, skip), f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}", ratio=found / skip)
+            for source in link.writers:
+                if multiplier is not None and not (source.normed or source.scales or source.gated):
+                    found = abs(source.factor)
+                    says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
+                    yield Test("factor", place, _near(found, multiplier), says, ratio=found / multiplier, names=source.node.parameters[:1])
+            if recipe.norm is not None and link is not chain[0]:
+                found = "post" if link.normed else "pre"
+                yield Test("stream", place, found == recipe.norm, "the stream itself is normalised" if found == "post" else "the stream is not normalised", names=())
+        if recipe.embedding is not None:
+            found = abs(chain[0].skip.factor)
+            yield Test("stream", "embedding", _near(found, recipe.embedding), f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}", ratio=found / recipe.embedding)
+
+
+def _near(found: float, declared: float) -> bool:
+    return math.isclose(found, declared, rel_tol=ALIKE / 2)
+
+
+def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
+    for each in account.logits:
+        declared = recipe.logits_factor(each)
+        if declared is None:
+            continue
+        ratio = each.factor / declared
+        says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
+        yield Test("logits", f"layer {each.layer}", _near(each.factor, declared), says, _of_logits(ratio, each.head_size, each.layer), ratio=ratio)
+
+
+def _of_logits(ratio: float, size: int, layer: int | None) -> str:
+    """What explains a wrong factor of the logits."""
+    candidates = {
+        math.sqrt(size): "1/√d_k is missing",
+        1 / math.sqrt(size): "1/√d_k is there twice",
+        float(size): "√d_k multiplies and does not divide",
+        (layer or 0) + 1.0: "the factor 1/(l + 1) of the layer is missing",
+        1 / ((layer or 0) + 1.0): "the factor 1/(l + 1) of the layer is there",
+    }
+    return next((says for value, says in candidates.items() if value != 1.0 and math.isclose(ratio, value, rel_tol=0.02)), "")

@@ -1,0 +1,135 @@
+"""Audits of every model type of transformers that a small configuration builds, as its library initialises it.
+
+Run `python tests/benchmarks/audit_sweep.py OUT.json [TYPE …]`; each row has the verdicts without a recipe and by "auto", or why
+the model was not built or not audited, with seconds and the peak of memory.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+warnings.filterwarnings("ignore")
+
+import torch
+import transformers as hf
+
+import sdeinfer as si
+
+SMALL = {
+    64: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size encoder_hidden_size model_dim",
+    3: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers depth",
+    4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads num_experts num_local_experts "
+    "n_routed_experts moe_num_experts decoder_num_attention_heads linear_num_value_heads",
+    2: "num_key_value_heads num_kv_heads num_experts_per_tok moe_topk linear_num_key_heads",
+    128: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner decoder_intermediate_size ffn_hidden_size "
+    "max_position_embeddings",
+    16: "head_dim d_kv kv_channels attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank linear_key_head_dim linear_value_head_dim",
+    8: "qk_rope_head_dim",
+    32: "moe_intermediate_size image_size shared_expert_intermediate_size q_lora_rank expert_ffn_hidden_size",
+    199: "vocab_size",
+}
+NAMES = {name: value for value, names in SMALL.items() for name in names.split()}
+PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config")
+NAMES |= {"n_group": 1, "topk_group": 1, "patch_size": 8, "max_source_positions": 32, "num_mel_bins": 16, "first_k_dense_replace": 1}
+
+
+class TimeOut(Exception):
+    pass
+
+
+def small(config_class) -> dict:
+    """Arguments of a configuration: sizes that it knows are small."""
+    try:
+        default = config_class()
+    except Exception:
+        return {}
+    arguments = {}
+    for name, value in default.to_dict().items():
+        if name in NAMES and isinstance(value, int) and not isinstance(value, bool):
+            arguments[name] = NAMES[name]
+        if name in PARTS and isinstance(value, dict):
+            part = getattr(default, name, None)
+            if part is not None:
+                arguments[name] = small(type(part)) | {"model_type": value.get("model_type", "")}
+        if name.endswith("token_id") and isinstance(value, int) and value > 198:
+            arguments[name] = 1
+    heads = default.to_dict().get("num_attention_heads")
+    if heads is not None and default.to_dict().get("num_key_value_heads") == heads:
+        arguments["num_key_value_heads"] = NAMES["num_attention_heads"]
+    return arguments
+
+
+def built(config_class):
+    config = config_class(**small(config_class))
+    torch.manual_seed(0)
+    for auto in (hf.AutoModelForCausalLM, hf.AutoModel, hf.AutoModelForSeq2SeqLM):
+        try:
+            if type(config) in auto._model_mapping:
+                return auto.from_config(config)
+        except KeyError:
+            continue
+    raise TypeError("no model")
+
+
+def row_of(kind: str, config_class) -> dict:
+    row: dict = {"type": kind}
+    try:
+        model = built(config_class)
+    except TimeOut:
+        return row | {"built": "too large"}
+    except Exception as error:
+        return row | {"built": f"{type(error).__name__}: {str(error)[:150]}"}
+    row |= {"built": type(model).__name__, "tensors": len(list(model.parameters()))}
+    row["parameters"] = sum(each.numel() for each in model.parameters())
+    start = time.perf_counter()
+    try:
+        row["without"] = str(si.audit(model))
+        row["seconds"] = round(time.perf_counter() - start, 2)
+        found = si.audit(model, recipe="auto")
+        row["auto"], row["passed"] = str(found), found.passed
+        row["undescribed"] = sum(each.size for name, each in found.account.graph.record.parameters.items() if name not in found.account.matrices) / max(row["parameters"], 1)
+        row["streams"] = [len(chain) for chain in found.account.streams]
+    except si.InputError as error:
+        row["refused"] = str(error)
+    except TimeOut:
+        row["refused"] = "too slow"
+    except Exception:
+        row["traceback"] = traceback.format_exc()[-600:]
+    row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return row
+
+
+def main() -> None:
+    hf.logging.set_verbosity_error()
+    out, chosen = Path(sys.argv[1]), sys.argv[2:]
+
+    def stop(*_):
+        raise TimeOut
+
+    signal.signal(signal.SIGALRM, stop)
+    rows = []
+    for kind, config_class in hf.CONFIG_MAPPING.items():
+        if chosen and kind not in chosen:
+            continue
+        signal.alarm(40)
+        try:
+            rows.append(row_of(kind, config_class))
+        except TimeOut:
+            rows.append({"type": kind, "built": "too slow"})
+        signal.alarm(0)
+        out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        print(kind, rows[-1].get("passed", rows[-1].get("refused", rows[-1]["built"])), flush=True)
+    done = [row for row in rows if "tensors" in row]
+    audited = [row for row in done if "without" in row]
+    print(f"{len(rows)} types, {len(done)} built, {len(audited)} audited, {sum(row['passed'] for row in audited if 'passed' in row)} passed 'auto'")
+
+
+if __name__ == "__main__":
+    main()

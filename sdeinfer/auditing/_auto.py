@@ -1,6 +1,5 @@
 """What a model's own configuration declares: the recipe "auto" of Hugging Face's families."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -15,26 +14,41 @@ OF_T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "pix
 
 
 def automatic(model: Any) -> Recipe | None:
-    """The recipe that a model's configuration declares; None for models without one."""
+    """The recipe that a model's configuration declares; None for models without one. Parts with a configuration have their own."""
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     if config is None or not isinstance(kind, str):
         return None
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    sd = _sd(config, text)
-    make = FAMILIES.get(kind)
-    base = make(config, sd) if make else gpt2(sd) if kind in WITH_DEPTH else normal(sd)
-    name = kind if make or kind in WITH_DEPTH else f"normal, of the configuration of {kind}"
-    return dataclasses.replace(
-        base,
-        name=name,
-        source=f"configuration of {kind}, transformers/models/{kind}",
+    parts = {name: _base(part.config) for name, part in model.named_modules() if hasattr(part, "_init_weights") and hasattr(getattr(part, "config", None), "model_type")}
+    own = max(parts, key=len)
+
+    def of(matrix: Matrix) -> Recipe:
+        inside = [name for name in parts if not name or matrix.name.startswith(f"{name}.")]
+        return parts[max(inside, key=len)] if inside else parts[own]
+
+    known = kind in FAMILIES or kind in WITH_DEPTH
+    return Recipe(
+        kind if known else f"normal, of the configuration of {kind}",
+        f"configuration of {kind}, transformers/models/{kind}",
+        lambda matrix: of(matrix).sd(matrix),
+        lambda matrix: of(matrix).bias_sd(matrix),
+        lambda matrix: of(matrix).law(matrix),
+        factors=lambda matrix: of(matrix).factors(matrix),
         multiplier=_multiplier(text),
         embedding=_embedding(text),
         layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
         logits=_logits(kind, text),
         causal=_causal(model, config),
     )
+
+
+def _base(config: Any) -> Recipe:
+    """The rule of one configuration."""
+    kind = config.model_type
+    sd = _sd(config, config.get_text_config() if hasattr(config, "get_text_config") else config)
+    make = FAMILIES.get(kind)
+    return make(config, sd) if make else gpt2(sd) if kind in WITH_DEPTH else normal(sd)
 
 
 def configured_sd(model: Any) -> float | None:
@@ -104,9 +118,9 @@ def _causal(model: Any, config: Any) -> bool | None:
     if getattr(config, "is_encoder_decoder", False):
         return None
     own = [bool(each) for module in model.modules() if isinstance(each := getattr(module, "is_causal", None), bool)]
-    if "ForCausalLM" in type(model).__name__ or "LMHead" in type(model).__name__ or getattr(config, "is_decoder", False):
-        return True
-    return (True if all(own) else None) if own else None
+    if own:
+        return True if all(own) or getattr(config, "is_decoder", False) else None
+    return True if "ForCausalLM" in type(model).__name__ or getattr(config, "is_decoder", False) else None
 
 
 def _t5(config: Any, sd: float) -> Recipe:

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._roles import Matrix
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
 
 NEAR = 0.03
@@ -45,7 +44,7 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
     where = f"the {matrices[0].role} {'matrix' if len(own) == 1 else 'matrices'}"
     for name in dict.fromkeys(key for matrix in matrices for key in recipe.factors(matrix)):
         factors = [recipe.factors(matrix).get(name, 1.0) for matrix in matrices]
-        inverse = f"√({name[3:-1]})" if name.startswith("1/√(") else f"1/({name})"
+        inverse = name[2:] if name.startswith("1/√(") else f"1/({name})"
         yield inverse, [1 / f for f in factors], f"the factor {name} of {where} is missing"
         yield name, factors, f"the factor {name} of {where} is there twice"
     depth = [math.sqrt(2 * max(matrix.layers, 1)) for matrix in matrices]
@@ -89,7 +88,3 @@ def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
             return f"the standard deviations of {first} and {second} are swapped"
     return ""
 
-
-def with_default(matrix: Matrix) -> float:
-    """σ of torch.nn.Linear."""
-    return 1 / math.sqrt(3 * max(matrix.fan_in, 1))

@@ -7,7 +7,7 @@ from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
-PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow")
+PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow", "topk", "sort", "argsort", "max", "argmax")
 """Views of a part of a tensor: two of them are different tensors."""
 
 

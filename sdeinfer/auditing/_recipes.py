@@ -30,9 +30,8 @@ def gpt2(sd: float = SD) -> Recipe:
     def factors(matrix: Matrix) -> dict[str, float]:
         return {"1/√(2L)": 1 / math.sqrt(2 * matrix.layers)} if matrix.last else {}
 
-    return Recipe(
-        "gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", _scaled(_everywhere(sd), factors), factors=factors
-    )
+    source = "Radford et al. 2019, §2.3; modeling_gpt2.py"
+    return Recipe("gpt2", source, _scaled(_everywhere(sd), factors), law=_normal, factors=factors)
 
 
 def normal(sd: float = SD) -> Recipe:
@@ -41,7 +40,7 @@ def normal(sd: float = SD) -> Recipe:
     Source: Devlin et al. 2018, arXiv 1810.04805, whose code truncates at 2 sd; `_init_weights` in
     transformers/modeling_utils.py, which does not.
     """
-    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _everywhere(sd))
+    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _everywhere(sd), law=_normal)
 
 
 def pytorch(*, biases: bool = True) -> Recipe:
@@ -262,6 +261,10 @@ def _in_blocks(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float
 def _linear(matrix: Matrix) -> float:
     """Uniform within ±1/√fan_in."""
     return 1 / math.sqrt(3 * max(matrix.fan_in, 1))
+
+
+def _normal(matrix: Matrix) -> str:
+    return "normal"
 
 
 def _uniform(matrix: Matrix) -> str | None:

@@ -136,6 +136,7 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
 
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
+    routes = [node for node in nodes if node.operation in ("topk", "sort", "argmax", "max") or (node in softmax and logits_of(graph, node) is None)]
     kinds = {}
     for node in nodes:
         if node.kind == "attention":
@@ -153,14 +154,17 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
                 roles[source.node.number] = [f"{kinds[source.node.number]} output"]
     mixer = link.kind == "mixer"
     for node in nodes:
+        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= 512:
+            if any(graph.has(each, node) and not graph.depends(each, node) for each in routes):
+                roles[node.number] = ["router"]
+    for node in nodes:
         if node.kind == "gate" and not mixer and not softmax_inside(graph, node, softmax):
             _gated(graph, node, ends, roles, give)
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles:
             reads = not any(graph.has(node, each) for each in nodes if each.kind in PRODUCTS and each is not node)
-            routed = any(graph.has(each, node) and node.about.get("fan_out", 0) <= 512 for each in softmax if logits_of(graph, each) is None)
             plain = any(kind == "mlp" for kind in kinds.values()) and not any(graph.has(each, node) for each in nodes if each.kind == "attention")
-            roles[node.number] = ["router" if routed else ("up" if plain else "reads") if reads else "inner"]
+            roles[node.number] = [("up" if plain else "reads") if reads else "inner"]
     return found
 
 
@@ -262,6 +266,8 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
                     gains.setdefault(name, []).append((node.about["mean"], node.about["sd"]))
         elif node.kind == "sum" and not node.fixed and node.parameters:
             at = graph.term(node.inputs[0]).origin if node.inputs else node
+            if at.kind in PRODUCTS and at.shape[-1:] != node.shape[-1:] and at.kind == "product":
+                at = node  # of a piece, as of a time step
             role = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(at.kind, "other")
             before = not any(graph.has(node, each) for each in record.nodes if each.number in places)
             for name in node.parameters:

@@ -153,12 +153,11 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
         centred = offset < max(z / math.sqrt(law.seen), 0.02)
         yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
         if row.declared_law is not None and law.seen >= 256:
-            alike = law.name == row.declared_law or (row.declared_law == "normal" and law.name == "truncated" and law.edge > 2.4)
+            truncated = row.declared_law == "normal" and law.name == "truncated" and law.edge > 2.4
             # Small samples tell few laws apart.
-            alike = alike or (law.seen < 4096 and {law.name, row.declared_law} & {"truncated", "other"})
-            yield Test("law", name, bool(alike), f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
-        elif law.name in ("uniform", "orthogonal", "other") and row.declared_law is None and recipe.name in ("gpt2", "normal"):
-            yield Test("law", name, law.seen < 256, f"{name} is {law.name}, declared normal", names=(name,))
+            small = law.seen < 4096 and bool({law.name, row.declared_law} & {"truncated", "other"})
+            alike = law.name == row.declared_law or truncated or small
+            yield Test("law", name, alike, f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
 
 
 def _value(law: Law) -> str:

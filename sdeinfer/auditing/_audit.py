@@ -19,7 +19,7 @@ from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._roles import Account, account_of
-from sdeinfer.auditing._tests import rows_of, tests_of
+from sdeinfer.auditing._tests import Test, rows_of, tests_of
 from sdeinfer.auditing._words import words_of
 
 
@@ -73,12 +73,26 @@ def audit(
         raise InputError(f"allow: findings are {', '.join(FAILS)}, got {unknown[0]!r}")
     network = made(model, seed)
     books = books_of(network, inputs)
-    rule = recipe_of(recipe, network) if like is None else _as_found(books_of(made(like, seed), inputs))
+    other = None if like is None else books_of(made(like, seed), inputs)
+    rule = recipe_of(recipe, network) if other is None else _as_found(other)
     if rule is not None:
         given = {"causal": causal, "norm": norm}
         rule = dataclasses.replace(rule, **{key: value for key, value in given.items() if value is not None})
         causal = rule.causal
-    return judged(books, rule, network, causal=causal, allow=tuple(allow))
+    found = judged(books, rule, network, causal=causal, allow=tuple(allow))
+    return found if other is None else dataclasses.replace(found, tests=(*_other_roles(books, other), *found.tests))
+
+
+def _other_roles(books: Books, other: Books) -> list[Test]:
+    """Roles, and numbers of layers, of two models that differ."""
+    own, theirs = ({matrix.role for matrix in each.account.matrices.values() if matrix.linear} for each in (books, other))
+    tests = []
+    for role in sorted(theirs - own):
+        tests.append(Test("roles", role, False, f"no matrix is a {role}, where {other.name} has one"))
+    if books.account.layers != other.account.layers:
+        says = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
+        tests.append(Test("roles", "layers", False, says))
+    return tests
 
 
 def judged(books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()) -> Audit:

@@ -1,16 +1,40 @@
 """What a model's own configuration declares: the recipe "auto" of Hugging Face's families."""
 
+import dataclasses
 import math
 from typing import Any
 
+from scipy.stats import truncnorm
+
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._recipes import SD, gpt2, normal
+from sdeinfer.auditing._recipes import IN_BLOCKS, SD, gpt2, normal
 from sdeinfer.auditing._roles import Logits, Matrix
 
-WITH_DEPTH = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer", "modernbert", "modernbert-decoder", "esm_c")
+WITH_DEPTH = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer")
 """Model types whose last matrices are scaled by 1/√(2L)."""
 
-OF_T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "pix2struct", "udop", "t5gemma")
+OF_T5 = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "pop2piano", "pix2struct", "udop")
+
+OF_CLIP = (
+    *("clip", "clip_text_model", "clip_vision_model", "altclip", "altclip_vision_model", "chinese_clip_vision_model"),
+    *("clipseg", "clipseg_text_model", "clipseg_vision_model", "metaclip_2", "metaclip_2_text_model"),
+    *("metaclip_2_vision_model", "mlcd_vision_model", "groupvit_text_model", "groupvit_vision_model"),
+)
+
+OF_CONVOLUTIONS = (
+    *("bit", "resnet", "regnet", "convnext", "convnextv2", "mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "efficientnet"),
+    *("encodec", "dac", "mimi", "rt_detr_resnet", "hgnet_v2", "focalnet", "van", "levit", "timm_backbone"),
+)
+"""Model types of convolutions, whose weights their configuration does not declare."""
+
+OWN_FACTORS = (
+    *("granite_speech", "lasr", "wav2vec2-conformer", "wav2vec2-bert", "parakeet", "seamless", "inkling", "muse_spark", "esm", "cpmant"),
+    *("beam", "dory", "fastspeech2", "moonshine_streaming", "nemotron", "canary", "cohere_asr", "gemma3n", "gemma4_audio"),
+)
+"""Beginnings of model types whose branches or stream have factors that are not in their configuration."""
+
+OWN_BIASES = ("gpt_oss", "hiera")
+"""Model types whose biases start from other values."""
 
 
 def automatic(model: Any) -> Recipe | None:
@@ -35,7 +59,8 @@ def automatic(model: Any) -> Recipe | None:
         lambda matrix: of(matrix).bias_sd(matrix),
         lambda matrix: of(matrix).law(matrix),
         factors=lambda matrix: of(matrix).factors(matrix),
-        multiplier=_multiplier(text),
+        multiplier=_multiplier(kind, text),
+        skip=lambda layers: None if kind.startswith(OWN_FACTORS) else 1.0,
         embedding=_embedding(text),
         layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
         logits=_logits(kind, text),
@@ -48,7 +73,20 @@ def _base(config: Any) -> Recipe:
     kind = config.model_type
     sd = _sd(config, config.get_text_config() if hasattr(config, "get_text_config") else config)
     make = FAMILIES.get(kind)
-    return make(config, sd) if make else gpt2(sd) if kind in WITH_DEPTH else normal(sd)
+    if make or kind in WITH_DEPTH:
+        return make(config, sd) if make else gpt2(sd)
+    base = normal(sd)
+    declared = kind not in OF_CONVOLUTIONS
+    return dataclasses.replace(
+        base,
+        sd=lambda matrix: base.sd(matrix) if declared and matrix.role not in UNDECLARED else None,
+        bias_sd=lambda matrix: None if kind in OWN_BIASES or not declared or matrix.of in ("", "inner", "input") else 0.0,
+        gain=1.0 if declared else None,
+    )
+
+
+UNDECLARED = ("position", "inner", "input", "router")
+"""Roles whose rule differs between model types of one configuration."""
 
 
 def configured_sd(model: Any) -> float | None:
@@ -72,12 +110,12 @@ def _number(config: Any, *names: str) -> float | None:
     return next((float(each) for each in found if isinstance(each, int | float) and not isinstance(each, bool)), None)
 
 
-def _multiplier(config: Any):
+def _multiplier(kind: str, config: Any):
     own = _number(config, "residual_multiplier", "residual_scale")
     depth = _number(config, "scale_depth")
     if depth is not None:
         return lambda layers: depth / math.sqrt(layers)
-    return lambda layers: 1.0 if own is None else own
+    return lambda layers: own if own is not None else None if kind.startswith(OWN_FACTORS) else 1.0
 
 
 def _embedding(config: Any) -> float | None:
@@ -109,7 +147,7 @@ def _logits(kind: str, config: Any):
     return factor
 
 
-NO_LOGITS: tuple[str, ...] = ()
+NO_LOGITS = ("cvt", "levit", "swinv2", "donut-swin")
 """Model types whose logits have another factor, which is not in their configuration."""
 
 
@@ -165,6 +203,25 @@ def _clip(config: Any, sd: float) -> Recipe:
     return Recipe("clip", "", of)
 
 
+def _modernbert(config: Any, sd: float) -> Recipe:
+    """ModernBERT: truncated, and scaled with depth; `_init_weights` in transformers/models/modernbert."""
+    cut = _number(config, "initializer_cutoff_factor") or 3.0
+    sd *= float(truncnorm.std(-cut, cut))
+    base = gpt2(sd)
+    return dataclasses.replace(
+        base,
+        name="modernbert",
+        sd=lambda matrix: base.sd(matrix) if matrix.role in (*IN_BLOCKS, "query/key/value", "gate/up", "embedding") else None,
+        law=lambda matrix: "truncated",
+    )
+
+
+def _nanochat(config: Any, sd: float) -> Recipe:
+    """Only the last matrix of attention is scaled with depth."""
+    base = normal(sd)
+    return dataclasses.replace(base, sd=lambda matrix: (base.sd(matrix) or 0.0) * (2 * matrix.layers) ** (-0.5 if matrix.role == "attention output" else 0))
+
+
 def _siglip(config: Any, sd: float) -> Recipe:
     """SigLIP: Xavier uniform in layers."""
 
@@ -187,6 +244,7 @@ def _mamba(config: Any, sd: float) -> Recipe:
     return Recipe("mamba", "", of, lambda matrix: None, lambda matrix: "uniform" if matrix.role == "mixer output" else None)
 
 
-FAMILIES = dict.fromkeys(OF_T5, _t5) | {"clip": _clip, "clip_text_model": _clip, "clip_vision_model": _clip, "mamba": _mamba}
+FAMILIES = dict.fromkeys(OF_T5, _t5) | dict.fromkeys(OF_CLIP, _clip) | {"mamba": _mamba, "falcon_mamba": _mamba}
+FAMILIES |= dict.fromkeys(("modernbert", "modernbert-decoder"), _modernbert) | {"nanochat": _nanochat}
 FAMILIES |= dict.fromkeys(("siglip", "siglip2", "siglip_text_model", "siglip_vision_model"), _siglip)
 """Rules of model types that are neither "gpt2" nor "normal"."""

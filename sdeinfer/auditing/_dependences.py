@@ -36,6 +36,9 @@ def changed(inputs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, int] | N
         middle = value.shape[1] // 2
         other[-1, middle] = value[0, 0]
         place = tuple(value.shape)
+    elif value.ndim == 2 and value.shape[0] > 2:
+        other[value.shape[0] // 2] = value[0]
+        place = (1, value.shape[0])
     elif value.ndim == 3:
         middle = value.shape[1] // 2
         other[-1, middle] = value[0, 0]
@@ -55,7 +58,7 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
     first = account.graph.record.nodes
     if len(first) != len(record.nodes):
         return Dependences()
-    chains = [chain for chain in account.streams if size is None or chain[0].sum.shape[:2] in (size, size[::-1])]
+    chains = [chain for chain in account.streams if size is None or chain[0].sum.shape[:2] in (size, size[::-1]) or chain[0].sum.shape[:-1] == (size[0] * size[1],)]
     chain = chains[-1] if chains else (account.streams[-1] if account.streams else [])
     causal, leaks, place = (True if size is not None and chains else None), (False if chain else None), ""
     for link in chain:
@@ -64,8 +67,8 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
         if a is None or b is None or a.shape != b.shape or not np.isfinite(a).all():
             return Dependences()
         differs = np.abs(a - b) > CHANGED * (np.abs(a) + np.abs(b)) / 2 + 1e-30
-        if size is not None and shape[:2] in (size, size[::-1]) and a.size == size[0] * size[1]:
-            by_item = differs.reshape(shape[:2]) if shape[:2] == size else differs.reshape(shape[:2]).T
+        if size is not None and a.size == size[0] * size[1]:
+            by_item = differs.reshape(size[::-1]).T if shape[:2] == size[::-1] and size[0] != size[1] else differs.reshape(size)
             if by_item[-1, : size[1] // 2].any() and causal:
                 causal, place = False, f"layer {link.layer}"
             others = by_item[:-1]

@@ -116,7 +116,7 @@ def _norms(account: Account) -> Iterator[Test]:
     """Norms whose rows do not have one mean square: log mean square out against in has slope 0, or 2 for rsqrt in the wrong place."""
     graph, wrong = account.graph, []
     for node in graph.record.nodes:
-        if node.kind != "norm" or node.rows is None or node.rows.size < 4:
+        if node.kind != "norm" or not node.about.get("inverse") or node.rows is None or node.rows.size < 4:
             continue
         before = graph.term(node.inputs[0]).origin.rows
         if before is None or before.shape != node.rows.shape or not (before > 0).all() or not (node.rows > 0).all():
@@ -140,18 +140,24 @@ def _attentions(account: Account) -> Iterator[Test]:
         size = "1/√d_k" if math.isclose(each.after, each.head_size**-0.5, rel_tol=1e-2) else f"{each.after:.4g}"
         width = " = 1/√n" if math.isclose(each.after, max(account.width, 1) ** -0.5, rel_tol=1e-2) else ""
         yield _fail("probabilities", f"layer {each.layer}", f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}")
-    reads: dict[str, set[str]] = {}
+    yield from _queries(account)
+
+
+def _queries(account: Account) -> Iterator[Test]:
+    """Queries that read the norm of what keys or values read as it is."""
+    graph = account.graph
+    reads: dict[int | None, dict[str, tuple[str, int]]] = {}
     for name, matrix in account.matrices.items():
-        if matrix.layer is None or not {*matrix.role.split("/")} & {"query", "key", "value"}:
-            continue
-        for node in account.uses.get(name, []):
-            origin = account.graph.term(node.inputs[0]).origin
-            sums = {link.sum.number for chain in account.streams for link in chain} | {chain[0].skip.origin.number for chain in account.streams}
-            kind = "norm" if origin.kind == "norm" else "stream" if origin.number in sums else "other"
-            reads.setdefault(kind, set()).add(matrix.role)
-    if "norm" in reads and "stream" in reads and reads["norm"] != reads["stream"] and "query" in reads["norm"]:
-        plain = " and ".join(sorted(role for role in reads["stream"]))
-        yield _fail("queries", plain, f"{plain} read the stream itself, where {' and '.join(sorted(reads['norm'] - reads['stream']))} reads its norm")
+        for role in {*matrix.role.split("/")} & {"query", "key", "value"} if matrix.layer is not None else ():
+            origin = graph.term(account.uses[name][0].inputs[0]).origin
+            normed = origin.kind == "norm"
+            origin = graph.term(origin.inputs[0]).origin if normed else origin
+            reads.setdefault(matrix.layer, {})[role] = ("norm" if normed else "plain", origin.number)
+    for layer, own in reads.items():
+        if len(own) == 3 and own["query"][0] == "norm" and ("plain", own["query"][1]) in (own["key"], own["value"]):
+            plain = " and ".join(role for role in ("key", "value") if own[role] == ("plain", own["query"][1]))
+            yield _fail("queries", plain, f"{plain} read the stream itself, where query reads its norm (layer {layer})")
+            return
 
 
 def _dependences(found: Dependences, causal: bool | None) -> Iterator[Test]:

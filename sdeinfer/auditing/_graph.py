@@ -7,8 +7,10 @@ from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
-PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow", "topk", "sort", "argsort", "max", "argmax")
+PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow", "topk", "top_k", "sort", "argsort", "argmax")
 """Views of a part of a tensor: two of them are different tensors."""
+
+REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +65,26 @@ class Graph:
                     node.kind, node.inputs, node.factors, node.about = "scale", (one,), (1.0,), {"dropout": True, "uniform": True}
                     return
                 continue
-            pairs = list(zip(a.shape[::-1], b.shape[::-1], strict=False))
-            reduced = b.kind != "sum" or len(b.inputs) == 1
-            if any(n > 1 and m == 1 for n, m in pairs) and reduced:
+            if self._reduced(other, a):
                 softmax = a.operation in ("exp", "exp2")
+                inverse = self.term(other).origin.operation
+                divides = node.operation.startswith("div")
+                node.about["inverse"] = inverse in (("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm"))
                 node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
             else:
                 node.kind = "other"
             return
+
+    def _reduced(self, node: Node, whole: Node) -> bool:
+        """Whether a function of a tensor is one number a row: a sum over an axis is on the way to it."""
+        for _ in range(8):
+            fewer = any(n > 1 and m == 1 for n, m in zip(whole.shape[::-1], node.shape[::-1], strict=False))
+            if fewer or len(node.shape) < len(whole.shape) or node.operation in REDUCTIONS:
+                return True
+            if not node.inputs or node is whole:
+                return False
+            node = node.inputs[0]
+        return False
 
     def _whole(self, node: Node) -> Node:
         """The origin of a tensor, or the piece of it that it is."""

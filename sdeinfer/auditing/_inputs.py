@@ -41,8 +41,11 @@ def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Iterator[dict
         "pixel_values_videos": [_normal(BATCH, _first(config, "num_frames", "frames_per_clip", default=2), 3, *_side(config))],
         "past_values": [_normal(BATCH, 64)],
     }
-    known |= {"input_ids_only": []}
+    known["bbox"] = [_normal(BATCH, TOKENS, 4).abs().long().clamp(0, 1)]
+    known["attention_mask"] = [tokens * 0 + 1]
+    required = [name for name, each in inspect.signature(model.forward).parameters.items() if each.default is each.empty]
     decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names else {}
+    options |= {name: known[name][0] for name in (*required, "bbox") if name in known and name != main and name in names}
     for value in known.get(main, [tokens]):
         yield {main: value} | decoder | options
         both = {name: known[name][0] for name in ("input_ids", "pixel_values") if name in names and known[name]}

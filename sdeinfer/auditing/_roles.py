@@ -13,7 +13,7 @@ class Matrix:
     """A parameter as a recipe sees it.
 
     Attributes:
-        role: its place: "embedding", "position", "query", "key", "value", "attention output", "gate", "up", "mlp output",
+        role: its place: "embedding", "position" (a table), "offset" (added before the layers), "query", "key", "value", "attention output", "gate", "up", "mlp output",
             "mixer output", "router", "reads" (the stream, in another way), "inner", "input", "head", "bias", "norm", "norm bias", "layer scale", "scale" or "other";
             of an array of several matrices the roles with "/" between.
         fan_in: number of its inputs.
@@ -44,7 +44,7 @@ class Matrix:
     @property
     def linear(self) -> bool:
         """Whether it is a matrix that inputs are multiplied by."""
-        return self.role not in ("embedding", "position", "bias", "norm", "norm bias", "layer scale", "scale", "other")
+        return self.role not in ("embedding", "position", "offset", "bias", "norm", "norm bias", "layer scale", "scale", "other")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
 
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
-    routes = [node for node in nodes if node.operation in ("topk", "sort", "argmax", "max") or (node in softmax and logits_of(graph, node) is None)]
+    routes = [node for node in nodes if node.operation in ("topk", "top_k", "sort", "argmax") or (node in softmax and logits_of(graph, node) is None)]
     kinds = {}
     for node in nodes:
         if node.kind == "attention":
@@ -271,7 +271,9 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
             role = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(at.kind, "other")
             before = not any(graph.has(node, each) for each in record.nodes if each.number in places)
             for name in node.parameters:
-                role = "position" if role in ("other", "bias") and before and len(record.parameters[name].shape) > 1 else role
+                shape = record.parameters[name].shape
+                table = max(shape, default=1) < record.parameters[name].size
+                role = "offset" if table and (before or role == "bias") else role
                 of = "/".join(roles.get(at.number, ())) if role == "bias" else ""
                 note(name, role, node, at.about.get("fan_in", 0), at.about.get("fan_out", 0), of)
     return found, gains

@@ -198,9 +198,12 @@ def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
             if recipe.norm is not None and link is not chain[0]:
                 found = "post" if link.normed else "pre"
                 yield Test("stream", place, found == recipe.norm, "the stream itself is normalised" if found == "post" else "the stream is not normalised", names=())
-        if recipe.embedding is not None:
-            found = abs(chain[0].skip.factor)
-            yield Test("stream", "embedding", _near(found, recipe.embedding), f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}", ratio=found / recipe.embedding)
+        start = account.graph.sources(chain[0].skip.origin)
+        for source in start if recipe.embedding is not None else ():
+            if source.node.operation == "embedding" and not source.node.fixed and not source.normed and recipe.embedding:
+                found = abs(source.factor * chain[0].skip.factor)
+                says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
+                yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)
 
 
 def _near(found: float, declared: float) -> bool:

@@ -12,7 +12,7 @@ SHOWN = ("embedding", "query", "key", "value", "query/key/value", "attention out
 def words_of(account: Account, laws: dict[str, Law], dependences: Dependences) -> str:
     """σ of each role, scaled with depth or not; the logits' factor; multipliers of the stream; the mask."""
     parts = [_size(account), *_sds(account, laws), *_logits(account), *_stream(account)]
-    if dependences.causal is not None:
+    if dependences.causal is not None and account.logits:
         parts.append("causal" if dependences.causal else "not causal")
     return "; ".join(parts)
 

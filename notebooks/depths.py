@@ -148,8 +148,8 @@ def initialised(scheme: str, settings: Settings, depth: int, answer: si.Tuned, s
     if scheme == "tuned":
         return answer.initialise(model, seed=seed, audited=False).model, 1.0
     of_rule = 1 / math.sqrt(2 * (depth if scheme == "rule of thumb" else min(settings.depths)))
-    recipe = si.auditing.recipe_for(blocks(settings, of_rule), name=scheme)
-    found = si.audit.initialise(model, recipe, architecture=blocks(settings), seed=seed, audited=False)
+    recipe = si.tuning.recipe_for(blocks(settings, of_rule), name=scheme)
+    found = si.audit.initialise(model, recipe, prompt(settings), seed=seed, audited=False)
     return found.model, 1.0 if scheme == "rule of thumb" else min(settings.depths) / depth
 
 

@@ -202,10 +202,10 @@ DEPTHS = depths.Settings(**OF_DEPTHS, paths=128, batch=4, context=8)
 
 def test_the_layers_of_depths_are_the_blocks():
     """An audit of the network that is trained, with the strength and multiplier of CompleteP."""
-    recipe = si.auditing.recipe_for(depths.blocks(DEPTHS, 0.5))
+    recipe = si.tuning.recipe_for(depths.blocks(DEPTHS, 0.5))
     model = depths.Stream(DEPTHS, 4, rngs=nnx.Rngs(0))
     inputs = jr.normal(jr.key(0), (1, 4, DEPTHS.width))
-    found = si.audit.initialise(model, recipe, inputs, architecture=depths.blocks(DEPTHS))
+    found = si.audit.initialise(model, recipe, inputs)
     assert found.audit is not None
     assert found.audit.passed, found.audit
 

@@ -132,13 +132,24 @@ def books_of(network: Any, inputs: Any = None) -> Books:
     return Books(account, laws, found, record.name)
 
 
+def account_only(network: Any, inputs: Any = None) -> Account:
+    """The account of a pass alone; of a model of JAX without evaluating it."""
+    if is_torch(network):
+        return account_of(Graph(_passes(network, inputs)[0]))
+    from sdeinfer.auditing._jax import as_tensors, record_of
+
+    if inputs is None:
+        raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments")
+    return account_of(Graph(record_of(network, as_tensors(inputs, network), evaluated=False)))
+
+
 def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Dependences] | None]:
-    if _is_torch(network):
+    if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:
-        from sdeinfer.auditing._jax import as_tensors, record_of  # pyright: ignore[reportMissingImports]
+        from sdeinfer.auditing._jax import as_tensors, record_of
     errors: list[str] = []
-    tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network)
+    tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network) if is_torch(network) else []
     for given in tried:
         try:
             record = record_of(network, given)
@@ -162,7 +173,7 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
 
 def made(model: Any, seed: int) -> Any:
     """A model, or what a function of a seed makes."""
-    if _is_torch(model) or not inspect.isroutine(model):
+    if is_torch(model) or not inspect.isroutine(model):
         return model
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -170,7 +181,7 @@ def made(model: Any, seed: int) -> Any:
     return model(seed)
 
 
-def _is_torch(model: Any) -> bool:
+def is_torch(model: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
 

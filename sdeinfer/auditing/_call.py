@@ -5,6 +5,9 @@ from typing import Any
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
 from sdeinfer.auditing._findings import FAILS
+from sdeinfer.auditing._initialise import initialise
+from sdeinfer.auditing._monitor import Monitor
+from sdeinfer.auditing._scaling import scaling
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
@@ -22,6 +25,9 @@ class Auditing:
     recipes = _recipes
     FAILS = FAILS
     assert_initialised = staticmethod(assert_initialised)
+    initialise = staticmethod(initialise)
+    scaling = staticmethod(scaling)
+    Monitor = Monitor
     __call__ = staticmethod(_audit)
 
 

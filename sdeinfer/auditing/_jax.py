@@ -21,8 +21,8 @@ def as_tensors(inputs: Any, network: Any) -> Any:
     return {name: np.asarray(value) for name, value in named.items()}
 
 
-def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
-    """Run a model once, primitive by primitive.
+def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True) -> Record:
+    """Run a model once, primitive by primitive; if not `evaluated`, only its graph is read, without numbers.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function of parameters and inputs, and the parameters.
@@ -39,7 +39,7 @@ def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
         return function(values, *([named.pop("")] if "" in named else []), **named)
 
     closed = jax.make_jaxpr(run)(list(leaves.values()), list(given.values()))
-    walk = _Walk(leaves)
+    walk = _Walk(leaves, evaluated)
     arguments = [Node("input", (), value.shape, key, rows=_rows(value)) for key, value in given.items()]
     for node in arguments:
         walk.add(node)
@@ -131,7 +131,8 @@ def _about(value: Any) -> dict[str, Any]:
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
-    def __init__(self, leaves: Mapping[str, Any]):
+    def __init__(self, leaves: Mapping[str, Any], evaluated: bool = True):  # noqa: FBT001, FBT002
+        self.evaluated = evaluated
         self.nodes: list[Node] = []
         self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
@@ -188,7 +189,7 @@ class _Walk:
         if name == "scan":
             return self.scan(equation, nodes, values)
         if name == "cond":
-            branch = parameters["branches"][int(values[0])]
+            branch = parameters["branches"][int(values[0]) if self.evaluated else -1]
             jaxpr, consts = (branch.jaxpr, branch.consts) if hasattr(branch, "jaxpr") else (branch, getattr(branch, "consts", ()))
             return self.run(jaxpr, consts, nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
@@ -197,6 +198,9 @@ class _Walk:
             return self.run(jaxpr, consts, nodes, values)
         import jax
 
+        if not self.evaluated:
+            shapes = [variable.aval for variable in equation.outvars]
+            return [(self.add(node_of_primitive(name, parameters, nodes, tuple(each.shape), values)), each) for each in shapes]
         out = equation.primitive.bind(*values, **parameters)
         outputs = list(out) if equation.primitive.multiple_results else [out]
         found = []
@@ -227,7 +231,7 @@ class _Walk:
         stacks: list[list[tuple[Node, Any]]] = []
         order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
         for number in order:
-            pieces = [(self.piece(node, number, value.shape[1:]), value[number]) for node, value in list(zip(nodes, values, strict=True))[consts + carries :]]
+            pieces = [(self.piece(node, number, value.shape[1:]), value[number] if self.evaluated else value) for node, value in list(zip(nodes, values, strict=True))[consts + carries :]]
             given = [*list(zip(nodes, values, strict=True))[:consts], *carry, *pieces]
             outputs = self.run(jaxpr, held, [node for node, _ in given], [value for _, value in given])
             carry = outputs[:carries]
@@ -235,7 +239,7 @@ class _Walk:
         stacks = stacks[::-1] if parameters["reverse"] else stacks
         stacked = []
         for each in zip(*stacks, strict=True):
-            value = jnp.stack([value for _, value in each])
+            value = jnp.stack([value for _, value in each]) if self.evaluated else each[0][1]
             live = tuple(node for node, _ in each if not node.fixed)
             stacked.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
         return [*carry, *stacked]

@@ -12,7 +12,6 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import first_line, staged_folder
 from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._fits import print_tests
 
 
 def audit_command(
@@ -21,37 +20,42 @@ def audit_command(
         typer.Argument(
             metavar="MODEL",
             help="config.json of a Hugging Face model, its folder, or FILE.py[:FUNCTION] with a function that makes a "
-            "model of a seed (PyTorch), nnx.Rngs (Flax) or a key (Equinox), called `make` if not named; the file's "
-            "`inputs`, `architecture` and `branches` are used, if it has them",
+            "model of a seed, called `make` if not named; the file's `inputs` are used, if it has them",
         ),
     ],
     *,
-    recipe: Annotated[str | None, typer.Option(help="what is declared, as gpt2; none: say what is")] = None,
-    networks: Annotated[int, typer.Option(help="number of networks")] = 1,
-    tokens: Annotated[int, typer.Option(help="number of tokens of a causal prompt")] = 4,
+    recipe: Annotated[str | None, typer.Option(help="what is declared, as auto or gpt2; none: say what is")] = None,
+    like: Annotated[str | None, typer.Option(help="another model to compare with role by role, given like MODEL")] = None,
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for audit.html and audit.json")] = None,
 ) -> int:
-    """Ask whether a network is initialised as it claims. Exit code 0: it passed, 1: it failed, 2: unusable input."""
+    """Ask whether a network is initialised as it claims. Exit code 0: passed, or nothing declared; 1: failed; 2: unusable."""
     phase("making the model")
-    path, _, function = model.partition(":")
-    given = _of_file(Path(path), function or "make") if path.endswith(".py") else _of_configuration(Path(path))
+    make, inputs = _given(model)
+    other = None if like is None else _given(like)[0]
     phase("auditing")
-    found = si.audit(**given, recipe=recipe, networks=networks, tokens=tokens, seed=seed)
+    found = si.audit(make, inputs, recipe=recipe, like=other, seed=seed)
     if out is not None:
         phase("writing the page")
         with staged_folder(out) as folder:
             found.write(folder / "audit.json")
             si.report.write_audit(found, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))
-    print_tests(found.verdicts)
+    for test in found.failed[:12]:
+        say(f"  FAILED  {test.topic}: {test.says}{f': {test.cause}' if test.cause else ''}")
     say(found.verdict)
     if out is not None:
         say(f"written to {out}: audit.html, audit.json")
-    return 0 if found.passed else 1
+    return 1 if found.passed is False else 0
 
 
-def _of_file(path: Path, name: str) -> dict[str, Any]:
-    """The function of a Python file that makes a model, with the file's inputs and architecture."""
+def _given(model: str) -> tuple[Any, Any]:
+    """A function of a seed that makes a model, and its inputs."""
+    path, _, function = model.partition(":")
+    return _of_file(Path(path), function or "make") if path.endswith(".py") else (_of_configuration(Path(path)), None)
+
+
+def _of_file(path: Path, name: str) -> tuple[Any, Any]:
+    """The function of a Python file that makes a model, with the file's inputs."""
     if not path.is_file():
         raise si.InputError(f"{path}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -68,11 +72,11 @@ def _of_file(path: Path, name: str) -> dict[str, Any]:
     make = getattr(module, name, None)
     if not callable(make):
         raise si.InputError(f"{path}: no function {name!r} that makes a model")
-    return {"model": make, **{key: getattr(module, key, None) for key in ("inputs", "architecture", "branches")}}
+    return make, getattr(module, "inputs", None)
 
 
-def _of_configuration(path: Path) -> dict[str, Any]:
-    """A function that makes the Hugging Face model of a configuration."""
+def _of_configuration(path: Path) -> Any:
+    """A function that makes the Hugging Face model of a configuration: that of its `architectures`, or the one without a head."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise si.InputError(f"{path}: no such configuration; give a config.json, or FILE.py:FUNCTION")
@@ -92,4 +96,4 @@ def _of_configuration(path: Path) -> dict[str, Any]:
         transformers.AutoModel.from_config(config).to("meta")
     except Exception as error:
         raise si.InputError(f"{file}: makes no model ({type(error).__name__}: {first_line(error)})") from error
-    return {"model": lambda seed: transformers.AutoModel.from_config(config)}
+    return lambda seed: transformers.AutoModel.from_config(config)

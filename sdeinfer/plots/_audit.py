@@ -11,7 +11,7 @@ from sdeinfer.plots._style import NEUTRAL, finish, legend_below, look, panels_of
 
 
 def plot_audit(audit: Audit, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
-    """Plot the strength of each branch over the declared one, with its 95 % interval; a colour for each block.
+    """Plot σ of each matrix of the layers, over the declared one if there is a recipe, with its 95 % interval.
 
     Arguments:
         audit: the audit.
@@ -19,18 +19,22 @@ def plot_audit(audit: Audit, *, axes: Axes | Iterable[Axes] | None = None) -> li
     """
     panels = panels_of(axes, 1)
     (panel,) = panels
-    for number, (name, own) in enumerate(audit.branches.groupby("block", sort=False), 2):
-        style = look(number)
-        errors = np.abs(own[["low", "high"]].to_numpy().T - own["ratio"].to_numpy())
-        place = own["layer"].to_numpy() + 0.12 * (number - 2.5)
-        panel.errorbar(place, own["ratio"], errors, fmt=style["marker"], color=style["color"], ms=4, lw=1, label=name)
-    panel.axhline(1.0, color=NEUTRAL, lw=0.8)
-    limits = audit.branches[["low", "high"]].to_numpy()
-    if limits.max() > 1.5 or limits.min() < 1 / 1.5:
+    rows = [row for row in audit.rows if row.matrix.layer is not None and row.matrix.linear and row.law.sd > 0]
+    roles = list(dict.fromkeys(row.matrix.role for row in rows))
+    declared = audit.recipe is not None
+    for number, role in enumerate(roles):
+        own = [row for row in rows if row.matrix.role == role and (row.declared or not declared)]
+        style = look(number + 2)
+        value = np.array([row.ratio if declared else row.law.sd * abs(row.factor) for row in own])
+        place = np.array([row.matrix.layer for row in own]) + 0.6 * ((number + 0.5) / max(len(roles), 1) - 0.5)
+        errors = 1.96 * value * np.array([row.law.error for row in own])
+        panel.errorbar(place, value, errors, fmt=style["marker"], color=style["color"], ms=4, lw=1, label=role)
+    if declared:
+        panel.axhline(1.0, color=NEUTRAL, lw=0.8)
+    low, high = panel.get_ylim()
+    if low > 0 and high / low > 2:
         panel.set_yscale("log")
-        panel.yaxis.set_major_formatter("{x:g}")
-        panel.yaxis.set_minor_formatter("{x:g}")
-    panel.set(ylabel="strength over declared", xlabel="layer")
+    panel.set(ylabel="σ over declared" if declared else "σ", xlabel="layer")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish(panel)
     if axes is None:

@@ -17,21 +17,15 @@ def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
         path: the file to write.
         command: the command that reproduces it, if there is one.
     """
-    sizes = audit.data.sizes
     provenance = {
         "recipe": "none" if audit.recipe is None else f"{audit.recipe.name}: {audit.recipe.source}",
-        "width": str(int(audit.data["width"].values[0])),
+        "width": str(audit.account.width),
         "layers": str(audit.layers),
-        "networks": str(sizes["network"]),
-        "tokens": str(sizes["token_a"]),
-        "page by": versions("sdeinfer", "jax"),
+        "tensors": str(len(audit.rows)),
+        "page by": versions("sdeinfer"),
     }
-    figure = inline(figure_of(plot_audit(audit)))
-    page = render(
-        "audit.html.jinja",
-        audit=audit,
-        figures=[("audit", "Strength of each branch over the declared one, with 95 % intervals.", figure)],
-        provenance=provenance,
-        command=command,
-    )
+    figures = []
+    if any(row.matrix.layer is not None and row.law.sd > 0 for row in audit.rows):
+        figures = [("audit", "σ of each matrix, with 95 % intervals.", inline(figure_of(plot_audit(audit))))]
+    page = render("audit.html.jinja", audit=audit, figures=figures, provenance=provenance, command=command)
     write_text(path, page)

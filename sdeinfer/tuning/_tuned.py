@@ -12,12 +12,13 @@ from jaxtyping import Float, PRNGKeyArray
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
-from sdeinfer.auditing import Initialised, Recipe, standard_deviations
+from sdeinfer.auditing import Initialised, Recipe
 from sdeinfer.criteria import AbstractCriterion, Constraint
 from sdeinfer.layers import AbstractLayer, kind_in_words
 from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.tuning._hand_over import blocks_of, initialised, recipes_of
 from sdeinfer.tuning._problem import Law, Problem
+from sdeinfer.tuning._recipes import standard_deviations
 
 NOISE = 2.0
 """Monte Carlo errors within which a value cannot be told from its bound."""

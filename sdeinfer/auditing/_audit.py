@@ -147,7 +147,9 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
     if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:
-        from sdeinfer.auditing._jax import as_tensors, record_of
+        from sdeinfer.auditing._jax import as_tensors, record_of, require_model
+
+        require_model(network)
     errors: list[str] = []
     tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network) if is_torch(network) else []
     for given in tried:
@@ -172,9 +174,14 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
 
 
 def made(model: Any, seed: int) -> Any:
-    """A model, or what a function of a seed makes."""
-    if is_torch(model) or not inspect.isroutine(model):
+    """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`."""
+    if is_torch(model) or not (inspect.isroutine(model) or isinstance(model, type)):
         return model
+    names = inspect.signature(model).parameters
+    if "key" in names:
+        return model(key=sys.modules["jax"].random.key(seed))
+    if "rngs" in names:
+        return model(rngs=sys.modules["flax.nnx"].Rngs(seed))
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)

@@ -64,10 +64,18 @@ def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
         definition, parameters, rest = nnx.split(evaluated, nnx.Param, ...)
         names, leaves, rebuilt = _arrays(parameters)
         return (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), rest)(*args, **kwargs)), dict(zip(names, leaves, strict=True)), type(network).__name__
-    if not callable(network) or not jax.tree.leaves(network):
-        raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, got a {type(network).__name__}")
+    require_model(network)
     names, leaves, rebuilt = _arrays(network)
     return (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)), dict(zip(names, leaves, strict=True)), type(network).__name__
+
+
+def require_model(network: Any) -> None:
+    """Check that it is a pytree that can be called, or a pair of a function and its parameters."""
+    import jax
+
+    if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (callable(network) and jax.tree.leaves(network)):
+        what = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
+        raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {what}")
 
 
 def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]]:
@@ -118,13 +126,15 @@ def _rows(value: Any) -> np.ndarray | None:
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16" or not x.size:
         return None
     x = x.astype(np.float64) if x.dtype.itemsize >= 4 else x.astype(np.float32)
-    return np.square(x).mean(-1).ravel() if x.ndim > 1 else np.array([np.square(x).mean()])
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.square(x).mean(-1).ravel() if x.ndim > 1 else np.array([np.square(x).mean()])
 
 
 def _about(value: Any) -> dict[str, Any]:
     x = np.asarray(value)
     x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
-    mean, sd = float(x.mean()), float(x.std())
+    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
+        mean, sd = float(x.mean()), float(x.std())
     return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
 
 

@@ -11,7 +11,7 @@ from sdeinfer.cli import app
 MODEL = """
 import equinox_transformer as of_tests
 
-architecture, inputs = of_tests.blocks(), of_tests.prompt()
+inputs = of_tests.prompt()
 make, copied = of_tests.Transformer, of_tests.copied
 """
 
@@ -30,9 +30,8 @@ def test_a_correct_model_and_a_wrong_one(model, tmp_path):
     # Weights of a linear layer are uniform; the MLP has no biases.
     found = run(model, "--recipe", "lecun", "--out", tmp_path / "out")
     assert found.exit_code == 1, found.output
-    assert "√3" not in found.output.splitlines()[0]
     written = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert not written["passed"]
+    assert written["passed"] is False
     assert written["verdict"] in found.output
     page = (tmp_path / "out" / "audit.html").read_text()
     assert "Audit of Transformer" in page
@@ -40,7 +39,7 @@ def test_a_correct_model_and_a_wrong_one(model, tmp_path):
     assert run(model).exit_code == 0
     copied = run(f"{model}:copied")
     assert copied.exit_code == 1
-    assert "have the same weights" in copied.output
+    assert "are equal" in copied.output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,229 @@
+"""The books of an audit, without PyTorch: laws, records written by hand, functions of JAX, recipes."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.auditing._graph import Graph
+from sdeinfer.auditing._law import copies, law_of, repeated_blocks
+from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._stream import streams_of
+from sdeinfer.auditing._tests import critical
+
+RULES = si.audit.recipes
+
+
+def test_numpy_and_scipy_are_enough():
+    """Of the room, and of an audit of books."""
+    blocked = "jax jaxlib numpyro pandas xarray equinox lineax jaxtyping beartype typer matplotlib arviz"
+    lines = (
+        "import sys",
+        f"sys.modules.update(dict.fromkeys({blocked!r}.split()))",
+        "import sdeinfer.auditing as room",
+        "assert all(getattr(room, name) for name in dir(room))",
+        "room.audit.recipes.gpt2(), room.audit.Monitor, room.audit.scaling",
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(lines)], check=True)
+
+
+def of(x):
+    flat = np.asarray(x, float).ravel()
+    return Parameter(np.shape(x), lambda index: flat[index], bool(np.isfinite(flat).all()))
+
+
+def drawn(seed=0, shape=(96, 128)):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def truncated(edge):
+    x = drawn(1, 40_000)
+    return x[np.abs(x) < edge][:12_000].reshape(100, 120)
+
+
+LAWS = {
+    "normal": drawn(),
+    "uniform": np.random.default_rng(0).uniform(-1, 1, (96, 128)),
+    "truncated": truncated(2.0),
+    "orthogonal": np.linalg.qr(drawn(0, (128, 128)))[0],
+    "constant": np.ones(5),
+    "zeros": np.zeros((3, 3)),
+    "not finite": np.full((4, 4), np.nan),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_laws(name):
+    law = law_of(of(LAWS[name]))
+    assert law.name == name
+    if name in ("normal", "uniform"):
+        assert abs(math.log(law.sd / (1 if name == "normal" else 3**-0.5))) < critical(10) * law.error
+
+
+def test_the_error_of_a_standard_deviation():
+    """√((2 + κ₄)/(4N)) against the spread of many samples."""
+    rng = np.random.default_rng(0)
+    for draw in (rng.standard_normal, lambda shape: rng.uniform(-1, 1, shape)):
+        found = [law_of(of(draw((24, 24)))) for _ in range(400)]
+        ratio = np.std(np.log([law.sd for law in found])) / np.mean([law.error for law in found])
+        assert abs(ratio - 1) < 5 / math.sqrt(2 * 400)
+
+
+def test_copies_and_blocks():
+    x, y = drawn(0, (64, 64)), drawn(1, (64, 64))
+    near = 0.8 * x + 0.6 * y
+    parameters = {"x": of(x), "same": of(2 * x), "near": of(near), "other": of(drawn(2, (64, 64)))}
+    found = copies(parameters, {name: law_of(each) for name, each in parameters.items()})
+    assert [(first, second) for first, second, _ in found] == [("x", "same"), ("x", "near")]
+    assert repeated_blocks(of(np.concatenate([x, x]))) == 2
+    assert repeated_blocks(of(np.concatenate([x, x, x, x], 1))) == 4
+    assert repeated_blocks(of(x)) == 1
+
+
+def test_no_copies_among_many_independent_tensors():
+    parameters = {str(seed): of(drawn(seed, (40, 40))) for seed in range(200)}
+    assert not copies(parameters, {name: law_of(each) for name, each in parameters.items()})
+
+
+def record(*nodes):
+    for number, node in enumerate(nodes):
+        node.number = number
+    return Record("by hand", list(nodes), {}, {}, {}, [nodes[-1]], {})
+
+
+def node(kind, *inputs, factors=(), **others):
+    return Node(kind, inputs, (2, 3), factors=factors, rows=np.ones(2), **others)
+
+
+def test_a_record_by_hand():
+    """X′ = .9 X + .5 W f(V X), then a norm on the stream."""
+    x = node("embedding")
+    up = node("product", x, parameters=("V",))
+    hidden = node("other", up)
+    down = node("product", hidden, parameters=("W",))
+    branch = node("scale", down, factors=(0.5,), about={"uniform": True})
+    stream = node("scale", x, factors=(0.9,), about={"uniform": True})
+    total = node("sum", stream, branch, factors=(1.0, 1.0))
+    norm = node("norm", total)
+    again = node("product", norm, parameters=("U",))
+    last = node("sum", norm, again, factors=(1.0, -2.0))
+    (chain,) = streams_of(Graph(record(x, up, hidden, down, branch, stream, total, norm, again, last)))
+    first, second = chain
+    assert (first.skip.factor, first.writers[0].factor, first.normed) == (0.9, 0.5, False)
+    assert (second.skip.factor, second.writers[0].factor, second.normed) == (1.0, -2.0, True)
+    assert [each.writers[0].node.parameters for each in chain] == [("W",), ("U",)]
+
+
+N, LAYERS = 64, 3
+
+
+def weights(seed=0, sd=0.02, last=1.0):
+    rng = np.random.default_rng(seed)
+    shapes = {"q": (N, N), "k": (N, N), "v": (N, N), "o": (N, N), "up": (N, 2 * N), "down": (2 * N, N)}
+    scale = {"o": last, "down": last}
+    return {name: jnp.asarray(sd * scale.get(name, 1.0) * rng.standard_normal((LAYERS, *shape)), jnp.float32) for name, shape in shapes.items()}
+
+
+def network(parameters, x, *, factor=1.0, scale=N**-0.5, causal=True, inverse=False):
+    def norm(x):
+        root = jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+        return x * root if inverse else x / root
+
+    def layer(x, own):
+        u = norm(x)
+        logits = scale * (u @ own["q"]) @ (u @ own["k"]).T
+        logits = jnp.where(np.tri(len(x), dtype=bool), logits, -1e9) if causal else logits
+        x = x + factor * jax.nn.softmax(logits) @ (u @ own["v"]) @ own["o"]
+        return x + factor * jax.nn.relu(norm(x) @ own["up"]) @ own["down"], None
+
+    return jax.lax.scan(layer, x, parameters)[0]
+
+
+def audited(change=None, recipe="gpt2", last=(2 * LAYERS) ** -0.5, **options):
+    settings = {name: options.pop(name) for name in ("causal", "norm", "like", "allow") if name in options and name != "causal"}
+    parameters = weights(last=last)
+    if change is not None:
+        parameters = change(parameters)
+
+    def model(parameters, x):
+        return network(parameters, x, **options)
+
+    X = np.random.default_rng(5).standard_normal((8, N)).astype(np.float32)
+    return si.audit((model, parameters), X, recipe=recipe, **settings)
+
+
+def test_a_function_of_jax():
+    found = audited()
+    assert found.passed, found.verdict
+    roles = {row.matrix.role for row in found.rows}
+    assert roles == {"query", "key", "value", "attention output", "up", "mlp output"}
+    assert found.layers == LAYERS
+    assert str(audited(recipe=None)).startswith("nothing declared: model: 3 layers of width 64, norms before branches")
+    assert audited(recipe=None).passed is None
+
+
+def copied(parameters):
+    return parameters | {"up": parameters["up"].at[2].set(parameters["up"][0])}
+
+
+def wider(parameters):
+    return parameters | {"v": parameters["v"].at[1].multiply(1.3)}
+
+
+CHANGES = {
+    "depth": ({"last": 1.0}, "√(2L) = 2.45: the factor 1/√(2L) of the attention output matrices is missing"),
+    "factor": ({"factor": 0.3}, "is multiplied by 0.3, declared 1"),
+    "logits": ({"scale": 1.0}, "1/√d_k is missing"),
+    "norm": ({"inverse": True}, "a norm multiplies by what it should divide by"),
+    "copies": ({"change": copied}, "up[0] and up[2] are equal"),
+    "one layer": ({"change": wider}, "v[1]"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_wrong_is_named(name):
+    options, says = CHANGES[name]
+    found = audited(**options)
+    assert found.passed is False
+    assert says in found.verdict, found.verdict
+
+
+def test_standard_deviations_are_those_by_hand():
+    def matrix(role, fan_in=64, fan_out=256, layers=8):
+        return si.auditing.Matrix(role, fan_in, fan_out, 64, layers)
+
+    last = matrix("mlp output", 256, 64)
+    assert RULES.gpt2().sd(last) == pytest.approx(0.02 / 4)
+    assert RULES.lecun().sd(last) == pytest.approx(1 / 16)
+    assert RULES.xavier().sd(last) == pytest.approx(math.sqrt(2 / 320))
+    assert RULES.kaiming().sd(last) == pytest.approx(math.sqrt(2 / 256))
+    assert RULES.pytorch_linear().sd(last) == pytest.approx(1 / math.sqrt(3 * 256))
+    assert RULES.mup(base_width=16).sd(last) == pytest.approx(0.01)
+    assert RULES.mup(base_width=16).temperature(64) == 8
+    assert RULES.completep(base_width=16, base_layers=2).multiplier(8) == 0.25
+    assert RULES.deepnet().sd(matrix("value")) == pytest.approx(math.sqrt(2 / 320) * 64**-0.25)
+    assert RULES.deepnet().skip(8) == 2
+    assert RULES.t_fixup().sd(matrix("up")) == pytest.approx(math.sqrt(2 / 320) * 0.67 * 8**-0.25)
+    own = RULES.of_rules({"*.wo": lambda matrix: 0.02 / math.sqrt(2 * (matrix.layer + 1)), "up": (0.03, "uniform")})
+    assert own.sd(si.auditing.Matrix("attention output", 4, 4, 4, 4, 1, "layers.1.wo")) == pytest.approx(0.01)
+    assert (own.sd(matrix("up")), own.law(matrix("up")), own.sd(matrix("gate"))) == (0.03, "uniform", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"recipe": "gpt3"}, "recipe: one of auto, gpt2, "),
+        ({"recipe": "mup"}, r"recipe: mup needs base_width: pass si.audit.recipes.mup\(base_width=256\)"),
+        ({"recipe": {"up": -1.0}}, "recipe: a standard deviation, or a function of a Matrix, is needed for up"),
+        ({"recipe": "auto"}, "has no configuration that declares one"),
+        ({"allow": ["bugs"]}, "allow: findings are "),
+    ],
+)
+def test_unusable_arguments(arguments, line):
+    with pytest.raises(si.InputError, match=line):
+        si.audit((network, weights()), np.ones((4, N), np.float32), **arguments)

@@ -32,7 +32,9 @@ def rotated(x, bug: str = "", theta: float = 1e4):
 class Attention(nn.Module):
     """Fused, or written out where a bug is in what is written out."""
 
-    def __init__(self, *, bias: bool = False, rope: bool = False, causal: bool = True, bug: str = "", groups: int = HEADS):
+    def __init__(
+        self, *, bias: bool = False, rope: bool = False, causal: bool = True, bug: str = "", groups: int = HEADS
+    ):
         super().__init__()
         self.rope, self.causal, self.bug, self.groups = rope, causal, bug, groups
         self.wq, self.wo = nn.Linear(N, N, bias=bias), nn.Linear(N, N, bias=bias)
@@ -42,7 +44,9 @@ class Attention(nn.Module):
     def forward(self, x, context=None):
         B, T, _ = x.shape
         context = x if context is None else context
-        q, k, v = (f(y).view(B, T, -1, SIZE).transpose(1, 2) for f, y in ((self.wq, x), (self.wk, context), (self.wv, context)))
+        q, k, v = (
+            f(y).view(B, T, -1, SIZE).transpose(1, 2) for f, y in ((self.wq, x), (self.wk, context), (self.wv, context))
+        )
         if self.normed:
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         if self.rope:
@@ -109,7 +113,15 @@ class Net(nn.Module):
                  gated: bool = False, bug: str = "", groups: int = HEADS, layers: int = LAYERS, scaled: bool = False):  # fmt: skip
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, N)
-        options = {"rms": rms, "bias": bias, "rope": rope, "causal": causal, "gated": gated, "bug": bug, "groups": groups}
+        options = {
+            "rms": rms,
+            "bias": bias,
+            "rope": rope,
+            "causal": causal,
+            "gated": gated,
+            "bug": bug,
+            "groups": groups,
+        }
         self.layers = nn.ModuleList([Layer(**options) for _ in range(layers)])
         self.norm = RMSNorm(N, bug) if rms else nn.LayerNorm(N)
         self.head = nn.Linear(N, VOCABULARY, bias=False)
@@ -141,7 +153,7 @@ def with_bug(bug: str, **options) -> Callable[[bool], nn.Module]:
 def changed(change: Callable[[nn.Module], None], **options) -> Callable[[bool], nn.Module]:
     """A model that a function spoils."""
 
-    def make(fixed: bool) -> nn.Module:
+    def make(fixed) -> nn.Module:
         model = Net(**options)
         if not fixed:
             with torch.no_grad():
@@ -154,7 +166,7 @@ def changed(change: Callable[[nn.Module], None], **options) -> Callable[[bool], 
 def repaired(change: Callable[[nn.Module], None], **options) -> Callable[[bool], nn.Module]:
     """A model that a function repairs."""
 
-    def make(fixed: bool) -> nn.Module:
+    def make(fixed) -> nn.Module:
         model = Net(**options)
         if fixed:
             with torch.no_grad():
@@ -230,4 +242,3 @@ def copied(model):
 def normed(model):
     for layer in model.layers:
         layer.attention.normed, layer.attention.scale = True, 10.0
-

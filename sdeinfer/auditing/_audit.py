@@ -1,6 +1,7 @@
 """Is a network initialised as it claims?"""
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -85,17 +86,21 @@ def audit(
 
 def _other_roles(books: Books, other: Books) -> list[Test]:
     """Roles, and numbers of layers, of two models that differ."""
-    own, theirs = ({matrix.role for matrix in each.account.matrices.values() if matrix.linear} for each in (books, other))
+    own, theirs = (
+        {matrix.role for matrix in each.account.matrices.values() if matrix.linear} for each in (books, other)
+    )
     tests = []
     for role in sorted(theirs - own):
-        tests.append(Test("roles", role, False, f"no matrix is a {role}, where {other.name} has one"))
+        tests.append(Test("roles", role, passed=False, says=f"no matrix is a {role}, where {other.name} has one"))
     if books.account.layers != other.account.layers:
         says = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
-        tests.append(Test("roles", "layers", False, says))
+        tests.append(Test("roles", "layers", passed=False, says=says))
     return tests
 
 
-def judged(books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()) -> Audit:
+def judged(
+    books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()
+) -> Audit:
     """The audit of books by a recipe."""
     account, laws = books.account, books.laws
     rows = rows_of(account, laws, rule)
@@ -118,7 +123,9 @@ def _hint(books: Books, rule: Recipe, network: Any, *, known: bool) -> str:
         other = _named(name, sd)
         rows = rows_of(books.account, books.laws, other)
         tests = tests_of(books.account, rows, other)
-        if all(test.passed for test in tests if test.topic in ("σ", "bias")) and any(test.topic == "σ" for test in tests):
+        if all(test.passed for test in tests if test.topic in ("σ", "bias")) and any(
+            test.topic == "σ" for test in tests
+        ):
             return f"{name!r} would pass"
     return ""
 
@@ -166,7 +173,7 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
             return record, None
         second = record_of(network, other[0])
         items = next(iter(given.values())).shape[0]
-        return record, lambda account: dependences_of(account, second, other[1], items)
+        return record, functools.partial(dependences_of, record=second, size=other[1], items=items)
     if inputs is not None:
         raise InputError(f"inputs: {type(network).__name__} cannot be run with them ({errors[0]})")
     why = f" ({errors[0]})" if errors else ""
@@ -201,13 +208,17 @@ def recipe_of(recipe: Any, network: Any = None) -> Recipe | None:
         case "auto":
             found = automatic(network)
             if found is None:
-                raise InputError(f"recipe: {type(network).__name__} has no configuration that declares one: name a recipe")
+                raise InputError(
+                    f"recipe: {type(network).__name__} has no configuration that declares one: name a recipe"
+                )
             return found
         case str():
             return _named(recipe, configured_sd(network) if network is not None else None)
         case Mapping():
             return of_rules(recipe)
-    raise InputError(f"recipe: a name, a Recipe or a dict of standard deviations is needed, got a {type(recipe).__name__}")
+    raise InputError(
+        f"recipe: a name, a Recipe or a dict of standard deviations is needed, got a {type(recipe).__name__}"
+    )
 
 
 def _named(name: str, sd: float | None) -> Recipe:
@@ -236,7 +247,12 @@ def _as_found(books: Books) -> Recipe:
         return own or (None, None)
 
     logits = {each.layer: each.factor for each in account.logits}
-    writers = [source for each in account.writers.values() for _, source in each if not (source.scales or source.normed or source.gated)]
+    writers = [
+        source
+        for each in account.writers.values()
+        for _, source in each
+        if not (source.scales or source.normed or source.gated)
+    ]
     skips = [link.skip.factor for chain in account.streams for link in chain[1:]]
     return Recipe(
         f"like {books.name}",

@@ -22,14 +22,46 @@ OF_CLIP = (
 )
 
 OF_CONVOLUTIONS = (
-    *("bit", "resnet", "regnet", "convnext", "convnextv2", "mobilenet_v1", "mobilenet_v2", "mobilevit", "mobilevitv2", "efficientnet"),
+    *(
+        "bit",
+        "resnet",
+        "regnet",
+        "convnext",
+        "convnextv2",
+        "mobilenet_v1",
+        "mobilenet_v2",
+        "mobilevit",
+        "mobilevitv2",
+        "efficientnet",
+    ),
     *("encodec", "dac", "mimi", "rt_detr_resnet", "hgnet_v2", "focalnet", "van", "levit", "timm_backbone"),
 )
 """Model types of convolutions, whose weights their configuration does not declare."""
 
 OWN_FACTORS = (
-    *("granite_speech", "lasr", "wav2vec2-conformer", "wav2vec2-bert", "parakeet", "seamless", "inkling", "muse_spark", "esm", "cpmant"),
-    *("beam", "dory", "fastspeech2", "moonshine_streaming", "nemotron", "canary", "cohere_asr", "gemma3n", "gemma4_audio"),
+    *(
+        "granite_speech",
+        "lasr",
+        "wav2vec2-conformer",
+        "wav2vec2-bert",
+        "parakeet",
+        "seamless",
+        "inkling",
+        "muse_spark",
+        "esm",
+        "cpmant",
+    ),
+    *(
+        "beam",
+        "dory",
+        "fastspeech2",
+        "moonshine_streaming",
+        "nemotron",
+        "canary",
+        "cohere_asr",
+        "gemma3n",
+        "gemma4_audio",
+    ),
 )
 """Beginnings of model types whose branches or stream have factors that are not in their configuration."""
 
@@ -38,13 +70,17 @@ OWN_BIASES = ("gpt_oss", "hiera")
 
 
 def automatic(model: Any) -> Recipe | None:
-    """The recipe that a model's configuration declares; None for models without one. Parts with a configuration have their own."""
+    """The recipe that a model's configuration, and those of its parts, declare; None for models without one."""
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
     if config is None or not isinstance(kind, str):
         return None
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    parts = {name: _base(part.config) for name, part in model.named_modules() if hasattr(part, "_init_weights") and hasattr(getattr(part, "config", None), "model_type")}
+    parts = {
+        name: _base(part.config)
+        for name, part in model.named_modules()
+        if hasattr(part, "_init_weights") and hasattr(getattr(part, "config", None), "model_type")
+    }
     own = max(parts, key=len)
 
     def of(matrix: Matrix) -> Recipe:
@@ -80,7 +116,9 @@ def _base(config: Any) -> Recipe:
     return dataclasses.replace(
         base,
         sd=lambda matrix: base.sd(matrix) if declared and matrix.role not in UNDECLARED else None,
-        bias_sd=lambda matrix: None if kind in OWN_BIASES or not declared or matrix.of in ("", "inner", "input") else 0.0,
+        bias_sd=lambda matrix: (
+            None if kind in OWN_BIASES or not declared or matrix.of in ("", "inner", "input") else 0.0
+        ),
         gain=1.0 if declared else None,
     )
 
@@ -211,7 +249,9 @@ def _modernbert(config: Any, sd: float) -> Recipe:
     return dataclasses.replace(
         base,
         name="modernbert",
-        sd=lambda matrix: base.sd(matrix) if matrix.role in (*IN_BLOCKS, "query/key/value", "gate/up", "embedding") else None,
+        sd=lambda matrix: (
+            base.sd(matrix) if matrix.role in (*IN_BLOCKS, "query/key/value", "gate/up", "embedding") else None
+        ),
         law=lambda matrix: "truncated",
     )
 
@@ -219,7 +259,12 @@ def _modernbert(config: Any, sd: float) -> Recipe:
 def _nanochat(config: Any, sd: float) -> Recipe:
     """Only the last matrix of attention is scaled with depth."""
     base = normal(sd)
-    return dataclasses.replace(base, sd=lambda matrix: (base.sd(matrix) or 0.0) * (2 * matrix.layers) ** (-0.5 if matrix.role == "attention output" else 0))
+    return dataclasses.replace(
+        base,
+        sd=lambda matrix: (
+            (base.sd(matrix) or 0.0) * (2 * matrix.layers) ** (-0.5 if matrix.role == "attention output" else 0)
+        ),
+    )
 
 
 def _siglip(config: Any, sd: float) -> Recipe:
@@ -241,7 +286,9 @@ def _mamba(config: Any, sd: float) -> Recipe:
             return scale / math.sqrt(3 * matrix.fan_in)
         return sd if matrix.role in ("embedding", "head", "reads") else None
 
-    return Recipe("mamba", "", of, lambda matrix: None, lambda matrix: "uniform" if matrix.role == "mixer output" else None)
+    return Recipe(
+        "mamba", "", of, lambda matrix: None, lambda matrix: "uniform" if matrix.role == "mixer output" else None
+    )
 
 
 FAMILIES = dict.fromkeys(OF_T5, _t5) | dict.fromkeys(OF_CLIP, _clip) | {"mamba": _mamba, "falcon_mamba": _mamba}

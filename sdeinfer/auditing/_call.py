@@ -11,12 +11,15 @@ from sdeinfer.auditing._scaling import scaling
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
-    """Raise an AssertionError with the verdict, and a table of the tensors that failed, unless a model passes; see `audit`."""
+    """Raise an AssertionError with the verdict and the tensors that failed unless a model passes; see `audit`."""
     found = _audit(model, inputs, recipe=recipe, **settings)
     if found.passed:
         return
     rows = [row for row in found.table() if row["failed"]]
-    table = [f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}" for row in rows]
+    table = [
+        f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}"
+        for row in rows
+    ]
     raise AssertionError("\n".join([found.verdict, *table[:40]]))
 
 

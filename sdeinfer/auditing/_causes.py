@@ -14,7 +14,11 @@ NEAR = 0.03
 def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
     """The failed tests of σ with their causes."""
     by_name = {row.matrix.name: row for row in rows}
-    failed = [test for test in tests if test.topic in ("σ", "bias") and not test.passed and test.names and math.isfinite(test.ratio)]
+    failed = [
+        test
+        for test in tests
+        if test.topic in ("σ", "bias") and not test.passed and test.names and math.isfinite(test.ratio)
+    ]
     found = {}
     for test in failed:
         own = [by_name[name] for name in test.names]
@@ -52,25 +56,45 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
         yield "1/√(2L)", [1 / d for d in depth], f"{where} are scaled with depth, which is not declared"
         yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
     yield "1/√L", [math.sqrt(2) / d for d in depth], f"{where} are scaled by 1/√L"
-    yield "√2", [math.sqrt(2)] * len(own), f"{where} have twice the variance, as one sum a layer where there are two, or a gain of ReLU"
+    yield (
+        "√2",
+        [math.sqrt(2)] * len(own),
+        f"{where} have twice the variance, as one sum a layer where there are two, or a gain of ReLU",
+    )
     yield "1/√2", [math.sqrt(0.5)] * len(own), f"{where} have half the variance"
     number = [math.sqrt(2 * ((matrix.layer or 0) + 1)) for matrix in matrices]
     yield "1/√(2(l + 1))", [1 / x for x in number], f"{where} are scaled by their own layer"
     if "2L" in str([*recipe.factors(matrices[0])]):
-        yield "√(2L)/√(2(l + 1))", [d / x for d, x in zip(depth, number, strict=True)], f"{where} are scaled by their own layer, not by L"
+        yield (
+            "√(2L)/√(2(l + 1))",
+            [d / x for d, x in zip(depth, number, strict=True)],
+            f"{where} are scaled by their own layer, not by L",
+        )
     fans = [(max(matrix.fan_in, 1), max(matrix.fan_out, 1)) for matrix in matrices]
-    yield "default/σ", [1 / math.sqrt(3 * i) / sd for (i, _), sd in zip(fans, sds, strict=True)], f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
+    yield (
+        "default/σ",
+        [1 / math.sqrt(3 * i) / sd for (i, _), sd in zip(fans, sds, strict=True)],
+        f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised",
+    )
     if all(i != o for i, o in fans):
         yield "√(fan_in/fan_out)", [math.sqrt(i / o) for i, o in fans], f"fan_out is taken for fan_in in {where}"
         yield "√(fan_out/fan_in)", [math.sqrt(o / i) for i, o in fans], f"fan_in is taken for fan_out in {where}"
     yield "σ", sds, f"the variance is taken for the standard deviation in {where}"
     yield "1/√σ", [sd**-0.5 for sd in sds], f"the standard deviation is taken for the variance in {where}"
-    yield ".02/σ", [0.02 / sd for sd in sds], f"{where} have a standard deviation of 0.02, the default of many configurations"
+    yield (
+        ".02/σ",
+        [0.02 / sd for sd in sds],
+        f"{where} have a standard deviation of 0.02, the default of many configurations",
+    )
     yield "1/σ", [1 / sd for sd in sds], f"{where} have a standard deviation of 1, the default of torch.nn.Embedding"
     yield ".880", [0.8796] * len(own), f"{where} are truncated at ±2σ without a correction"
     yield "1/√3", [3**-0.5] * len(own), f"{where} are uniform within ±σ"
     yield "√3", [3**0.5] * len(own), f"{where} have σ for the bound of a uniform law"
-    yield "1/√fan_in", [1 / math.sqrt(i) / sd for (i, _), sd in zip(fans, sds, strict=True)], f"{where} have the standard deviation 1/√fan_in"
+    yield (
+        "1/√fan_in",
+        [1 / math.sqrt(i) / sd for (i, _), sd in zip(fans, sds, strict=True)],
+        f"{where} have the standard deviation 1/√fan_in",
+    )
     yield "Xavier", [math.sqrt(2 / (i + o)) / sd for (i, o), sd in zip(fans, sds, strict=True)], f"{where} are Xavier's"
     yield "√(2/fan_in)", [math.sqrt(2 / i) / sd for (i, _), sd in zip(fans, sds, strict=True)], f"{where} are Kaiming's"
 
@@ -83,8 +107,11 @@ def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
         if other is test or test.what == other.what or not own.declared or not row.declared:
             continue
         ratio = row.declared / own.declared
-        if abs(math.log(ratio)) > 2 * NEAR and abs(math.log(test.ratio / ratio)) < NEAR and abs(math.log(other.ratio * ratio)) < NEAR:
+        if (
+            abs(math.log(ratio)) > 2 * NEAR
+            and abs(math.log(test.ratio / ratio)) < NEAR
+            and abs(math.log(other.ratio * ratio)) < NEAR
+        ):
             first, second = sorted((test.what, other.what))
             return f"the standard deviations of {first} and {second} are swapped"
     return ""
-

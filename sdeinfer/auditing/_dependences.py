@@ -1,4 +1,4 @@
-"""A second pass with one token of one item changed: which tokens, and which items, does it reach? (exact)"""
+"""A second pass with one token of one item changed: which tokens, and which items, depend on it. Exact."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ class Dependences:
 
 
 def changed(inputs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, int] | None] | None:
-    """Inputs with one token of the last item changed, and the size (items, tokens); of inputs without tokens the last item."""
+    """Inputs with a token of the last item, or all of it, changed, and the size (items, tokens) if there are tokens."""
     found, place = {}, None
     names = [name for name in ("decoder_input_ids", "input_ids") if name in inputs] or list(inputs)[:1]
     if not names or len(getattr(inputs[names[0]], "shape", ())) < 2 or inputs[names[0]].shape[0] < 2:
@@ -58,7 +58,13 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
     first = account.graph.record.nodes
     if len(first) != len(record.nodes):
         return Dependences()
-    chains = [chain for chain in account.streams if size is None or chain[0].sum.shape[:2] in (size, size[::-1]) or chain[0].sum.shape[:-1] == (size[0] * size[1],)]
+    chains = [
+        chain
+        for chain in account.streams
+        if size is None
+        or chain[0].sum.shape[:2] in (size, size[::-1])
+        or chain[0].sum.shape[:-1] == (size[0] * size[1],)
+    ]
     chain = chains[-1] if chains else (account.streams[-1] if account.streams else [])
     causal, leaks, place = (True if size is not None and chains else None), (False if chain else None), ""
     for link in chain:
@@ -68,7 +74,11 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
             return Dependences()
         differs = np.abs(a - b) > CHANGED * (np.abs(a) + np.abs(b)) / 2 + 1e-30
         if size is not None and a.size == size[0] * size[1]:
-            by_item = differs.reshape(size[::-1]).T if shape[:2] == size[::-1] and size[0] != size[1] else differs.reshape(size)
+            by_item = (
+                differs.reshape(size[::-1]).T
+                if shape[:2] == size[::-1] and size[0] != size[1]
+                else differs.reshape(size)
+            )
             if by_item[-1, : size[1] // 2].any() and causal:
                 causal, place = False, f"layer {link.layer}"
             others = by_item[:-1]

@@ -20,12 +20,20 @@ FAILS = {
     "probabilities": "a factor of the probabilities after softmax",
     "unlike": "one layer unlike the others of its role",
     "dead": "a matrix of zeros whose branch, or whose later layers, get no gradient through it",
-    "queries": "one side of the logits normed, the other not; keys or values that read the stream where queries read its norm",
+    "queries": "keys or values that read the stream itself where queries read its norm",
 }
 """Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
 
 
-def findings_of(account: Account, laws: dict[str, Law], dependences: Dependences, *, allow: tuple[str, ...], causal: bool | None, judged: bool) -> list[Test]:
+def findings_of(
+    account: Account,
+    laws: dict[str, Law],
+    dependences: Dependences,
+    *,
+    allow: tuple[str, ...],
+    causal: bool | None,
+    judged: bool,
+) -> list[Test]:
     """All findings; notes are passed."""
     found = [
         *_not_finite(account, laws),
@@ -33,7 +41,7 @@ def findings_of(account: Account, laws: dict[str, Law], dependences: Dependences
         *_dropout(account),
         *_norms(account),
         *_attentions(account),
-        *_dependences(dependences, causal),
+        *_dependences(dependences, causal=causal),
         *_zeros(account, laws, judged=judged),
         *([] if judged else _unlike(account, laws)),
         *_unused(account, laws),
@@ -56,7 +64,11 @@ def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     bad += [name for name, each in record.buffers.items() if name in used and not each.finite]
     if bad:
         yield _fail("not finite", bad[0], f"NaN or infinity in {_some(bad)}", *bad)
-    zero = [name for name, each in record.buffers.items() if name in used and "inv_freq" in name and each.size > 1 and not each.entries().any()]
+    zero = [
+        name
+        for name, each in record.buffers.items()
+        if name in used and "inv_freq" in name and each.size > 1 and not each.entries().any()
+    ]
     if zero:
         yield _fail("not finite", zero[0], f"{_some(zero)} is 0: positions do not rotate", *zero)
     if bad:
@@ -64,7 +76,11 @@ def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     for chain in account.streams:
         for link in chain:
             if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
-                yield _fail("not finite", f"layer {link.layer}", f"the stream is not finite from layer {link.layer} ({link.kind}) on")
+                yield _fail(
+                    "not finite",
+                    f"layer {link.layer}",
+                    f"the stream is not finite from layer {link.layer} ({link.kind}) on",
+                )
                 return
 
 
@@ -73,7 +89,8 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     random = {
         name: law
         for name, law in laws.items()
-        if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role in ("embedding", "position"))
+        if name in account.matrices
+        and (account.matrices[name].linear or account.matrices[name].role in ("embedding", "position"))
     }
     by_first: dict[str, list[tuple[str, float]]] = {}
     for first, second, correlation in copies(parameters, random):
@@ -83,28 +100,43 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
         equal = all(abs(c) > 0.999 for _, c in pairs)
         same = parameters[first].shape == parameters[names[0]].shape
         scaled = equal and not math.isclose(laws[first].sd, laws[names[0]].sd, rel_tol=1e-4)
-        how = "are equal" if equal and same and not scaled else "have the same random numbers" if equal else f"are correlated ({pairs[0][1]:.2f})"
+        how = (
+            "are equal"
+            if equal and same and not scaled
+            else "have the same random numbers"
+            if equal
+            else f"are correlated ({pairs[0][1]:.2f})"
+        )
         yield _fail("copies", first, f"{first} and {_some(names)} {how}", first, *names)
     blocks = {name: repeated_blocks(parameters[name]) for name in random}
     repeated = [name for name, count in blocks.items() if count > 1]
     if repeated:
-        yield _fail("shards", repeated[0], f"{_some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed", *repeated)
+        yield _fail(
+            "shards",
+            repeated[0],
+            f"{_some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed",
+            *repeated,
+        )
 
 
 def _dropout(account: Account) -> Iterator[Test]:
     for node in account.graph.record.nodes:
         if node.kind == "scale" and node.about.get("dropout"):
-            yield _fail("dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})")
+            yield _fail(
+                "dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})"
+            )
             return
         if node.operation == "native_dropout" and node.kind == "random":
-            yield _fail("dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})")
+            yield _fail(
+                "dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})"
+            )
             return
     for each in account.logits:
         if each.dropout > 0:
             yield _fail("dropout", "attention", f"dropout of attention ({each.dropout:g}) runs in evaluation mode")
             return
     if any(node.kind == "random" for node in account.graph.record.nodes):
-        yield Test("random", "", True, "random numbers are drawn in evaluation mode")
+        yield Test("random", "", passed=True, says="random numbers are drawn in evaluation mode")
 
 
 def _before(account: Account, number: int) -> str:
@@ -113,7 +145,7 @@ def _before(account: Account, number: int) -> str:
 
 
 def _norms(account: Account) -> Iterator[Test]:
-    """Norms whose rows do not have one mean square: log mean square out against in has slope 0, or 2 for rsqrt in the wrong place."""
+    """Norms that multiply by the root: log mean square out against in has the slope 2 in place of 0."""
     graph, wrong = account.graph, []
     for node in graph.record.nodes:
         if node.kind != "norm" or not node.about.get("inverse") or node.rows is None or node.rows.size < 4:
@@ -126,11 +158,18 @@ def _norms(account: Account) -> Iterator[Test]:
             wrong.append(node)
     if wrong:
         name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_after(account, wrong[0].number)}"
-        yield _fail("norm", name, f"a norm multiplies by what it should divide by ({name}{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''})")
+        yield _fail(
+            "norm",
+            name,
+            f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)",
+        )
 
 
 def _after(account: Account, number: int) -> str:
-    return next((node.parameters[0] for node in account.graph.record.nodes[number:] if node.parameters and not node.fixed), "the output")
+    return next(
+        (node.parameters[0] for node in account.graph.record.nodes[number:] if node.parameters and not node.fixed),
+        "the output",
+    )
 
 
 def _attentions(account: Account) -> Iterator[Test]:
@@ -139,7 +178,11 @@ def _attentions(account: Account) -> Iterator[Test]:
         each = wrong[0]
         size = "1/√d_k" if math.isclose(each.after, each.head_size**-0.5, rel_tol=1e-2) else f"{each.after:.4g}"
         width = " = 1/√n" if math.isclose(each.after, max(account.width, 1) ** -0.5, rel_tol=1e-2) else ""
-        yield _fail("probabilities", f"layer {each.layer}", f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}")
+        yield _fail(
+            "probabilities",
+            f"layer {each.layer}",
+            f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}",
+        )
     yield from _queries(account)
 
 
@@ -160,24 +203,38 @@ def _queries(account: Account) -> Iterator[Test]:
             return
 
 
-def _dependences(found: Dependences, causal: bool | None) -> Iterator[Test]:
+def _dependences(found: Dependences, *, causal: bool | None) -> Iterator[Test]:
     if found.leaks:
         yield _fail("items", "batch", "an item of the batch changes another one")
     if causal and found.causal is False:
-        yield Test("mask", "mask", False, f"later tokens change earlier ones from {found.first} on: the causal mask is not there")
+        yield Test(
+            "mask",
+            "mask",
+            passed=False,
+            says=f"later tokens change earlier ones from {found.first} on: the causal mask is not there",
+        )
     if causal is False and found.causal:
-        yield Test("mask", "mask", False, "tokens do not see later ones, where no mask is declared")
+        yield Test("mask", "mask", passed=False, says="tokens do not see later ones, where no mask is declared")
 
 
 def _zeros(account: Account, laws: dict[str, Law], *, judged: bool) -> Iterator[Test]:
     zeros = [name for name, law in laws.items() if law.name == "zeros" and law.size > 1]
-    matrices = [name for name in zeros if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role == "embedding")]
+    matrices = [
+        name
+        for name in zeros
+        if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role == "embedding")
+    ]
     writers = [name for name in matrices if account.matrices[name].last or account.matrices[name].role == "head"]
-    others = [name for name in matrices if name not in writers and {*account.matrices[name].role.split("/")} & {"query", "key", "value", "gate", "up", "embedding"}]
+    others = [
+        name
+        for name in matrices
+        if name not in writers
+        and {*account.matrices[name].role.split("/")} & {"query", "key", "value", "gate", "up", "embedding"}
+    ]
     if others and not judged:
         yield _fail("dead", others[0], f"{_some(others)} {'is' if len(others) == 1 else 'are'} 0", *others)
     if writers and not judged:
-        yield Test("zeros", writers[0], True, f"{_some(writers)} start from 0", names=tuple(writers))
+        yield Test("zeros", writers[0], passed=True, says=f"{_some(writers)} start from 0", names=tuple(writers))
 
 
 def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
@@ -197,7 +254,12 @@ def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
         if 0 < len(far) <= len(names) // 4:
             name = names[far[0]]
             ratio = math.exp(logs[far[0]] - np.median(logs))
-            yield _fail("unlike", name, f"σ of {role} {name} is {ratio:.3g} times that of other layers", *[names[k] for k in far])
+            yield _fail(
+                "unlike",
+                name,
+                f"σ of {role} {name} is {ratio:.3g} times that of other layers",
+                *[names[k] for k in far],
+            )
 
 
 def _factor(account: Account, name: str) -> float:
@@ -212,4 +274,10 @@ def _unused(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
     unused = [name for name, each in record.parameters.items() if name not in used and each.size]
     if unused:
-        yield Test("unused", unused[0], True, f"{len(unused)} parameters are in no product ({_some(unused)})", names=tuple(unused))
+        yield Test(
+            "unused",
+            unused[0],
+            passed=True,
+            says=f"{len(unused)} parameters are in no product ({_some(unused)})",
+            names=tuple(unused),
+        )

@@ -1,4 +1,4 @@
-"""The record as a graph: where a tensor came from, which norms and activations are written out, what depends on what."""
+"""The record as a graph: origins of tensors, norms and activations that are written out, dependences."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,7 +7,20 @@ from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
-PIECES = ("split", "split_with_sizes", "chunk", "unbind", "slice", "select", "narrow", "topk", "top_k", "sort", "argsort", "argmax")
+PIECES = (
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "unbind",
+    "slice",
+    "select",
+    "narrow",
+    "topk",
+    "top_k",
+    "sort",
+    "argsort",
+    "argmax",
+)
 """Views of a part of a tensor: two of them are different tensors."""
 
 REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
@@ -25,7 +38,7 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A product that a tensor is linear in: the factor on the way, and whether a norm or another activation is on it."""
+    """A product that a tensor is linear in: the factor on the way, and whether a norm or a gate is on it."""
 
     node: Node
     factor: float = 1.0
@@ -35,7 +48,7 @@ class Source:
 
 
 class Graph:
-    """What depends on what in a record, as sets of bits: `depends` counts ways through products with parameters only."""
+    """What depends on what in a record, as sets of bits; `depends` is by products with parameters only."""
 
     def __init__(self, record: Record):
         self.record = record
@@ -62,14 +75,21 @@ class Graph:
             a, b = self._whole(one), self.term(other).origin
             if not self.has(b, a) or self.depends(b, a):
                 if all(each.kind == "random" for each in self.roots(b)):
-                    node.kind, node.inputs, node.factors, node.about = "scale", (one,), (1.0,), {"dropout": True, "uniform": True}
+                    node.kind, node.inputs, node.factors, node.about = (
+                        "scale",
+                        (one,),
+                        (1.0,),
+                        {"dropout": True, "uniform": True},
+                    )
                     return
                 continue
             if self._reduced(other, a):
                 softmax = a.operation in ("exp", "exp2")
                 inverse = self.term(other).origin.operation
                 divides = node.operation.startswith("div")
-                node.about["inverse"] = inverse in (("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm"))
+                node.about["inverse"] = inverse in (
+                    ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
+                )
                 node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
             else:
                 node.kind = "other"
@@ -130,7 +150,7 @@ class Graph:
                 return Term(node, factor, scales, added)
 
     def rotated(self, node: Node) -> tuple[Node, float] | None:
-        """The origin of a sum or join of one tensor's pieces, as by rotations of positions, and the factor of its size."""
+        """The origin of a sum or join of one tensor's pieces, as by rotations, and the factor of its size."""
         if node.number in self.origins:
             origin = self.origins[node.number]
         else:
@@ -157,7 +177,7 @@ class Graph:
         return origin, 1.0 if abs(ratio - 1) < 1e-3 or node.kind == "join" else ratio
 
     def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
-        """The products that a tensor is linear in, nearest first; those that `stop` (bits) follows from are not entered."""
+        """The products that a tensor is linear in, nearest first; nodes of `stop` (bits) are not entered."""
         found: dict[int, Source] = {}
         stack, seen = [Source(node)], set()
         while stack:

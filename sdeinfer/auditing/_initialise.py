@@ -51,7 +51,7 @@ def initialise(
 ) -> Initialised:
     """Draw the weights of a model's residual branches by a recipe, and audit what the model then is.
 
-    Matrices of branches are independent normals, or uniform if the recipe says so, and their biases normal; all others, as
+    Matrices of branches are independent normals, or uniform if the recipe says so, and their biases normal; others, as
     embeddings and norms, are left alone. So is the forward pass: a recipe with a multiplier, a skip or a temperature
     needs a model that has them, and the audit says whether it does.
 
@@ -65,8 +65,8 @@ def initialise(
         seed: seed of the weights.
 
     Raises:
-        InputError: as `audit`; for another width or number of layers, and for an array of several matrices whose standard
-            deviations differ. The model is not changed then.
+        InputError: as `audit`; for another width or number of layers, and for an array of several matrices whose σ
+            differ. The model is not changed then.
     """
     network = made(model, seed)
     account = account_only(network, inputs)
@@ -85,7 +85,11 @@ def initialise(
     if not audited:
         return Initialised(network, None, rows)
     books: Books = books_of(network, inputs)
-    in_branches = dataclasses.replace(whole, sd=lambda m: whole.sd(m) if _in_branch(m) else None, bias_sd=lambda m: whole.bias_sd(m) if m.layer is not None else None)
+    in_branches = dataclasses.replace(
+        whole,
+        sd=lambda m: whole.sd(m) if _in_branch(m) else None,
+        bias_sd=lambda m: whole.bias_sd(m) if m.layer is not None else None,
+    )
     return Initialised(network, judged(books, in_branches, network), rows)
 
 
@@ -111,8 +115,18 @@ def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndar
             if sd is None:
                 raise InputError(f"recipe: {rule.name} has no standard deviation for {name} ({matrix.role})")
             uniform = rule.law(matrix) == "uniform"
-            new[name] = sd * (rng.uniform(-(3**0.5), 3**0.5, matrix.shape) if uniform else rng.standard_normal(matrix.shape))
-            rows.append({"path": name, "layer": matrix.layer, "matrix": matrix.role, "fan_in": matrix.fan_in, "sd": float(np.max(sd))})
+            new[name] = sd * (
+                rng.uniform(-(3**0.5), 3**0.5, matrix.shape) if uniform else rng.standard_normal(matrix.shape)
+            )
+            rows.append(
+                {
+                    "path": name,
+                    "layer": matrix.layer,
+                    "matrix": matrix.role,
+                    "fan_in": matrix.fan_in,
+                    "sd": float(np.max(sd)),
+                }
+            )
     return new, tuple(rows)
 
 
@@ -127,8 +141,13 @@ def _sd(matrix: Matrix, rule: Recipe) -> Any:
     if max(sds) - min(sds) < 1e-9 * max(sds):  # pyright: ignore[reportArgumentType]
         return sds[0]
     axis = matrix.shape.index(matrix.fan_out) if matrix.shape.count(matrix.fan_out) == 1 else -1
-    if axis < 0 or matrix.fan_out % len(roles) or matrix.fan_out != len(roles) * matrix.fan_in or roles != ["query", "key", "value"]:
-        raise InputError(f"model: {matrix.name} is {matrix.role} in one array of unknown layout, with standard deviations that differ")
+    if (
+        axis < 0
+        or matrix.fan_out % len(roles)
+        or matrix.fan_out != len(roles) * matrix.fan_in
+        or roles != ["query", "key", "value"]
+    ):
+        raise InputError(f"model: {matrix.name} is {matrix.role} in one array of unknown layout, with σ that differ")
     spread = np.repeat(np.array(sds, float), matrix.fan_out // len(roles))
     return spread.reshape([-1 if place == axis else 1 for place in range(len(matrix.shape))])
 

@@ -38,14 +38,24 @@ def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Iterator[dict
         "input_features": list(_features(config)),
         "input_values": [_normal(BATCH, 4000), *_features(config, transposed=True), tokens],
         "inputs_embeds": [_normal(BATCH, TOKENS, _first(text, "hidden_size", "d_model", default=64))],
-        "pixel_values_videos": [_normal(BATCH, _first(config, "num_frames", "frames_per_clip", default=2), 3, *_side(config))],
+        "pixel_values_videos": [
+            _normal(BATCH, _first(config, "num_frames", "frames_per_clip", default=2), 3, *_side(config))
+        ],
         "past_values": [_normal(BATCH, 64)],
     }
     known["bbox"] = [_normal(BATCH, TOKENS, 4).abs().long().clamp(0, 1)]
     known["attention_mask"] = [tokens * 0 + 1]
-    required = [name for name, each in inspect.signature(model.forward).parameters.items() if each.default is each.empty]
-    decoder = {"decoder_input_ids": tokens} if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names else {}
-    options |= {name: known[name][0] for name in (*required, "bbox") if name in known and name != main and name in names}
+    required = [
+        name for name, each in inspect.signature(model.forward).parameters.items() if each.default is each.empty
+    ]
+    decoder = (
+        {"decoder_input_ids": tokens}
+        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names
+        else {}
+    )
+    options |= {
+        name: known[name][0] for name in (*required, "bbox") if name in known and name != main and name in names
+    }
     for value in known.get(main, [tokens]):
         yield {main: value} | decoder | options
         both = {name: known[name][0] for name in ("input_ids", "pixel_values") if name in names and known[name]}
@@ -56,7 +66,7 @@ def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Iterator[dict
 
 
 def _plain(model: Any) -> Iterator[Any]:
-    """Tokens for what has an embedding, images for what begins with a convolution, vectors for what begins with a matrix."""
+    """Tokens for an embedding, images for a convolution, vectors for a matrix: what comes first."""
     for module in model.modules():
         kind, weight = type(module).__name__, getattr(module, "weight", None)
         if "Embedding" in kind and weight is not None:
@@ -89,7 +99,10 @@ def _attribute(model: Any, *names: str) -> int:
 
 
 def _first(config: Any, *names: str, default: Any = None) -> Any:
-    for part in (config, *(getattr(config, name, None) for name in ("vision_config", "audio_config", "encoder", "text_config"))):
+    for part in (
+        config,
+        *(getattr(config, name, None) for name in ("vision_config", "audio_config", "encoder", "text_config")),
+    ):
         for name in names:
             value = part.get(name) if isinstance(part, dict) else getattr(part, name, None)
             if isinstance(value, int | list | tuple) and value:
@@ -132,7 +145,15 @@ def _images(model: Any, config: Any) -> Iterator[Any]:
 
 
 def _features(config: Any, *, transposed: bool = False) -> Iterator[Any]:
-    bins = _first(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "feature_projection_input_dim", default=80)
+    bins = _first(
+        config,
+        "num_mel_bins",
+        "feature_size",
+        "input_feat_per_channel",
+        "input_dim",
+        "feature_projection_input_dim",
+        default=80,
+    )
     frames = 2 * (_first(config, "max_source_positions", default=0) or _first(config, "max_length", default=64) // 2)
     if transposed:
         yield _normal(BATCH, _first(config, "max_length", default=64), bins)

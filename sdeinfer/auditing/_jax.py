@@ -1,4 +1,4 @@
-"""The record of a pass through a function of JAX, by walking its jaxpr: Flax, Equinox, Haiku and plain functions alike."""
+"""The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it."""
 
 import math
 import sys
@@ -25,8 +25,9 @@ def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True
     """Run a model once, primitive by primitive; if not `evaluated`, only its graph is read, without numbers.
 
     Arguments:
-        network: a module of Equinox or Flax (NNX), or a pair of a function of parameters and inputs, and the parameters.
+        network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its inputs by name; "" for one positional argument.
+        evaluated: whether numbers are computed.
     """
     import jax
 
@@ -45,35 +46,55 @@ def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True
         walk.add(node)
     nodes = [*walk.parameters.values(), *arguments]
     outputs = walk.run(closed.jaxpr, closed.consts, nodes, [*leaves.values(), *given.values()])
-    return Record(name, walk.nodes, walk.known(), {}, {}, [node for node, _ in outputs], {key: value.shape for key, value in given.items()})
+    return Record(
+        name,
+        walk.nodes,
+        walk.known(),
+        {},
+        {},
+        [node for node, _ in outputs],
+        {key: value.shape for key, value in given.items()},
+    )
 
 
 def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
     """A function of a list of arrays and inputs, the arrays by name, and what it is called."""
-    import jax
-
     if isinstance(network, tuple) and len(network) == 2 and callable(network[0]):
         function, tree = network
         names, leaves, rebuilt = _arrays(tree)
         name = getattr(function, "__name__", type(function).__name__)
-        return (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)), dict(zip(names, leaves, strict=True)), name
+        return (
+            (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)),
+            dict(zip(names, leaves, strict=True)),
+            name,
+        )
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
         evaluated = nnx.clone(network)
         evaluated.eval()
         definition, parameters, rest = nnx.split(evaluated, nnx.Param, ...)
         names, leaves, rebuilt = _arrays(parameters)
-        return (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), rest)(*args, **kwargs)), dict(zip(names, leaves, strict=True)), type(network).__name__
+        return (
+            (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), rest)(*args, **kwargs)),
+            dict(zip(names, leaves, strict=True)),
+            type(network).__name__,
+        )
     require_model(network)
     names, leaves, rebuilt = _arrays(network)
-    return (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)), dict(zip(names, leaves, strict=True)), type(network).__name__
+    return (
+        (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)),
+        dict(zip(names, leaves, strict=True)),
+        type(network).__name__,
+    )
 
 
 def require_model(network: Any) -> None:
     """Check that it is a pytree that can be called, or a pair of a function and its parameters."""
     import jax
 
-    if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (callable(network) and jax.tree.leaves(network)):
+    if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (
+        callable(network) and jax.tree.leaves(network)
+    ):
         what = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
         raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {what}")
 
@@ -83,7 +104,11 @@ def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]
     import jax
 
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    places = [place for place, (_, leaf) in enumerate(pairs) if hasattr(leaf, "dtype") and np.issubdtype(leaf.dtype, np.inexact)]
+    places = [
+        place
+        for place, (_, leaf) in enumerate(pairs)
+        if hasattr(leaf, "dtype") and np.issubdtype(leaf.dtype, np.inexact)
+    ]
     names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
     names = [name.removesuffix(".value") for name in names]
 
@@ -111,7 +136,9 @@ def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
     import jax.numpy as jnp
 
     names, leaves, rebuilt = _arrays(tree)
-    return rebuilt([jnp.asarray(new[name], leaf.dtype) if name in new else leaf for name, leaf in zip(names, leaves, strict=True)])
+    return rebuilt(
+        [jnp.asarray(new[name], leaf.dtype) if name in new else leaf for name, leaf in zip(names, leaves, strict=True)]
+    )
 
 
 def _key(part: Any) -> str:
@@ -151,7 +178,9 @@ class _Walk:
     def parameter(self, name: str) -> Node:
         x = self.arrays[name]
         vector = x.size in (1, max(x.shape, default=1))
-        return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=_about(x) if vector and x.size else {}))
+        return self.add(
+            Node("parameter", (), x.shape, name, (name,), fixed=True, about=_about(x) if vector and x.size else {})
+        )
 
     def known(self) -> dict[str, Parameter]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
@@ -159,7 +188,9 @@ class _Walk:
         for name, x in self.arrays.items():
             if name not in self.stacked:
                 flat = x.reshape(-1).astype(np.float64)
-                found[name] = Parameter(x.shape, lambda index, flat=flat: flat[index], bool(np.isfinite(flat).all()), str(x.dtype))
+                found[name] = Parameter(
+                    x.shape, lambda index, flat=flat: flat[index], bool(np.isfinite(flat).all()), str(x.dtype)
+                )
         return found
 
     def add(self, node: Node) -> Node:
@@ -179,7 +210,9 @@ class _Walk:
         """Evaluate a jaxpr; its outputs as nodes and values."""
         known: dict[Any, tuple[Node, Any]] = {}
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
-            known[variable] = value if isinstance(value, tuple) and isinstance(value[0], Node) else (self.constant(value), value)
+            known[variable] = (
+                value if isinstance(value, tuple) and isinstance(value[0], Node) else (self.constant(value), value)
+            )
         for variable, node, value in zip(jaxpr.invars, nodes, values, strict=True):
             known[variable] = node, value
 
@@ -200,17 +233,24 @@ class _Walk:
             return self.scan(equation, nodes, values)
         if name == "cond":
             branch = parameters["branches"][int(values[0]) if self.evaluated else -1]
-            jaxpr, consts = (branch.jaxpr, branch.consts) if hasattr(branch, "jaxpr") else (branch, getattr(branch, "consts", ()))
+            jaxpr, consts = (
+                (branch.jaxpr, branch.consts) if hasattr(branch, "jaxpr") else (branch, getattr(branch, "consts", ()))
+            )
             return self.run(jaxpr, consts, nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
         if inner is not None and name != "while":
-            jaxpr, consts = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, getattr(inner, "consts", ()))
+            jaxpr, consts = (
+                (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, getattr(inner, "consts", ()))
+            )
             return self.run(jaxpr, consts, nodes, values)
         import jax
 
         if not self.evaluated:
             shapes = [variable.aval for variable in equation.outvars]
-            return [(self.add(node_of_primitive(name, parameters, nodes, tuple(each.shape), values)), each) for each in shapes]
+            return [
+                (self.add(node_of_primitive(name, parameters, nodes, tuple(each.shape), values)), each)
+                for each in shapes
+            ]
         out = equation.primitive.bind(*values, **parameters)
         outputs = list(out) if equation.primitive.multiple_results else [out]
         found = []
@@ -241,7 +281,10 @@ class _Walk:
         stacks: list[list[tuple[Node, Any]]] = []
         order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
         for number in order:
-            pieces = [(self.piece(node, number, value.shape[1:]), value[number] if self.evaluated else value) for node, value in list(zip(nodes, values, strict=True))[consts + carries :]]
+            pieces = [
+                (self.piece(node, number, value.shape[1:]), value[number] if self.evaluated else value)
+                for node, value in list(zip(nodes, values, strict=True))[consts + carries :]
+            ]
             given = [*list(zip(nodes, values, strict=True))[:consts], *carry, *pieces]
             outputs = self.run(jaxpr, held, [node for node, _ in given], [value for _, value in given])
             carry = outputs[:carries]
@@ -263,5 +306,14 @@ class _Walk:
             self.arrays[name] = self.arrays[at.operation][number]
             self.stacked.add(at.operation)
             return self.parameter(name)
-        return self.add(Node("view", (node,), shape, "slice", node.parameters, fixed=node.fixed, about=dict(node.about) if node.about.get("uniform") else {}))
-
+        return self.add(
+            Node(
+                "view",
+                (node,),
+                shape,
+                "slice",
+                node.parameters,
+                fixed=node.fixed,
+                about=dict(node.about) if node.about.get("uniform") else {},
+            )
+        )

@@ -7,16 +7,18 @@ from typing import Any
 from sdeinfer.auditing._record import Node
 
 VIEWS = frozenset(
-    "reshape transpose broadcast_in_dim squeeze expand_dims convert_element_type slice dynamic_slice gather rev pad copy copy_p "
-    "stop_gradient reduce_sum reduce_window_sum cumsum reduce_precision split real imag sharding_constraint name device_put sort top_k "
-    "optimization_barrier mesh_cast pvary".split()
+    "reshape transpose broadcast_in_dim squeeze expand_dims convert_element_type slice dynamic_slice gather "
+    "rev pad copy copy_p stop_gradient reduce_sum reduce_window_sum cumsum reduce_precision split real imag "
+    "sharding_constraint name device_put sort top_k optimization_barrier mesh_cast pvary".split()
 )  # fmt: skip
 JOINS = frozenset("concatenate select_n dynamic_update_slice scatter complex".split())
 SUMS = frozenset("add sub add_any scatter-add".split())
 RANDOM = frozenset("random_bits threefry2x32 random_gamma rng_bit_generator".split())
 
 
-def node_of_primitive(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...], values: list[Any]) -> Node:
+def node_of_primitive(
+    name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...], values: list[Any]
+) -> Node:
     """The node of what a primitive returns."""
     live = tuple(node for node in inputs if not node.fixed)
     names = tuple(dict.fromkeys(each for node in inputs if node.fixed for each in node.parameters))
@@ -24,7 +26,15 @@ def node_of_primitive(name: str, parameters: Mapping[str, Any], inputs: list[Nod
         return Node("random", live, shape, name)
     if not live:
         view = name in VIEWS and inputs
-        return Node("view" if view else "other", tuple(inputs[:1] if view else inputs), shape, name, names, fixed=True, about=dict(inputs[0].about) if view else {})
+        return Node(
+            "view" if view else "other",
+            tuple(inputs[:1] if view else inputs),
+            shape,
+            name,
+            names,
+            fixed=True,
+            about=dict(inputs[0].about) if view else {},
+        )
     if name == "gather" and inputs[0].fixed and inputs[0].parameters:
         return Node("embedding", live, shape, "embedding", names)
     if name == "dot_general":
@@ -32,7 +42,14 @@ def node_of_primitive(name: str, parameters: Mapping[str, Any], inputs: list[Nod
     if name == "conv_general_dilated":
         weight, groups = inputs[1], parameters["feature_group_count"]
         outer = weight.shape[parameters["dimension_numbers"].rhs_spec[0]]
-        return Node("convolution", live, shape, name, names, about={"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups})
+        return Node(
+            "convolution",
+            live,
+            shape,
+            name,
+            names,
+            about={"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups},
+        )
     if name in SUMS:
         factors = [1.0, -1.0 if name == "sub" else 1.0]
         chosen = [inputs[0], inputs[-1]]
@@ -62,7 +79,15 @@ def _contracted(parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[
     axes, batch, other = (right_axes, right_batch, left) if parameter is right else (left_axes, left_batch, right)
     inner = math.prod(parameter.shape[axis] for axis in axes)
     outer = math.prod(n for axis, n in enumerate(parameter.shape) if axis not in {*axes, *batch})
-    return Node("product", (other,), shape, "dot_general", parameter.parameters, (1.0,), about={"fan_in": inner, "fan_out": outer, "weight": parameter})
+    return Node(
+        "product",
+        (other,),
+        shape,
+        "dot_general",
+        parameter.parameters,
+        (1.0,),
+        about={"fan_in": inner, "fan_out": outer, "weight": parameter},
+    )
 
 
 def _multiplied(name: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...]) -> Node:

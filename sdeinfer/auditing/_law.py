@@ -94,7 +94,11 @@ def _orthogonal(parameter: Parameter) -> bool:
     if few < 4 or max(rows, columns) > 1 << 14:
         return False
     for by_rows in {rows <= columns, False} if rows != columns else {True, False}:
-        index = np.arange(few)[:, None] * columns + np.arange(columns) if by_rows else np.arange(rows) * columns + np.arange(few)[:, None]
+        index = (
+            np.arange(few)[:, None] * columns + np.arange(columns)
+            if by_rows
+            else np.arange(rows) * columns + np.arange(few)[:, None]
+        )
         W = parameter.read(index.ravel()).reshape(index.shape)
         norms = np.linalg.norm(W, axis=1)
         if (norms == 0).any():
@@ -106,7 +110,7 @@ def _orthogonal(parameter: Parameter) -> bool:
 
 
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
-    """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), each with the first it copies."""
+    """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), with the first of each."""
     names = [
         name
         for name, law in laws.items()

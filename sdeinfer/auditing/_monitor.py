@@ -13,7 +13,7 @@ from sdeinfer.auditing._tests import LEVEL
 class Monitor:
     """Audits of a network in training: `monitor(step)` runs one at every k-th step, on a few tokens.
 
-    A call costs two forward passes of a short prompt, in evaluation mode and without gradients. The model does not change.
+    A call costs two forward passes of a short prompt, in evaluation mode and without gradients.
 
     Arguments:
         model: the module in training.
@@ -79,7 +79,10 @@ class Monitor:
             for row in self.audits[step].rows:
                 law, before = row.law, first[row.matrix.name]
                 # Its entries are the same random numbers at all steps: any change is one of training.
-                moved = abs(law.sd - before.sd) > z * 1e-2 * before.error * max(before.sd, 1e-12) or abs(law.mean - before.mean) > 1e-7
+                moved = (
+                    abs(law.sd - before.sd) > z * 1e-2 * before.error * max(before.sd, 1e-12)
+                    or abs(law.mean - before.mean) > 1e-7
+                )
                 if moved:
                     found.setdefault(row.matrix.name, step)
         return dict(sorted(found.items(), key=lambda item: item[1]))

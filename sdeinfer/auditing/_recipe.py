@@ -59,7 +59,9 @@ class Recipe:
         return None if temperature is None or found.normed else 1 / (math.sqrt(found.head_size) * temperature)
 
 
-def of_rules(rules: Mapping[str, Any], *, name: str = "the given standard deviations", source: str = "the user") -> Recipe:
+def of_rules(
+    rules: Mapping[str, Any], *, name: str = "the given standard deviations", source: str = "the user"
+) -> Recipe:
     """A recipe of rules: the first key that is a role of a matrix, or a glob that its name matches, decides.
 
     Arguments:
@@ -70,8 +72,13 @@ def of_rules(rules: Mapping[str, Any], *, name: str = "the given standard deviat
     """
     for key, value in rules.items():
         first = value[0] if isinstance(value, tuple) and value else value
-        if not (callable(first) or (isinstance(first, int | float) and not isinstance(first, bool) and 0 <= first < math.inf)):
-            raise InputError(f"recipe: a standard deviation, or a function of a Matrix, is needed for {key}, got {value!r}")
+        if not (
+            callable(first)
+            or (isinstance(first, int | float) and not isinstance(first, bool) and 0 <= first < math.inf)
+        ):
+            raise InputError(
+                f"recipe: a standard deviation, or a function of a Matrix, is needed for {key}, got {value!r}"
+            )
 
     def rule(matrix: Matrix) -> tuple[Any, str | None]:
         roles = matrix.role.split("/")

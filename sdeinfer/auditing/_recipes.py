@@ -15,7 +15,19 @@ SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
 
 IN_BLOCKS = (
-    *("query", "key", "value", "attention output", "gate", "up", "mlp output", "mixer output", "router", "reads", "inner"),
+    *(
+        "query",
+        "key",
+        "value",
+        "attention output",
+        "gate",
+        "up",
+        "mlp output",
+        "mixer output",
+        "router",
+        "reads",
+        "inner",
+    ),
 )
 """Roles that a rule of fan-in and fan-out speaks of."""
 
@@ -88,7 +100,9 @@ def lecun() -> Recipe:
 
     Source: LeCun et al. 1998, "Efficient BackProp", §4.6; `default_kernel_init` in flax/nnx/nn/linear.py.
     """
-    return Recipe("lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", _in_blocks(lambda matrix: matrix.fan_in**-0.5))
+    return Recipe(
+        "lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", _in_blocks(lambda matrix: matrix.fan_in**-0.5)
+    )
 
 
 def xavier(gain: float = 1.0) -> Recipe:

@@ -15,8 +15,8 @@ class Node:
     """A tensor of a pass.
 
     Attributes:
-        kind: "parameter", "buffer", "input", "constant", "view", "join" (of several tensors), "sum", "scale" (by a number or a
-            fixed tensor), "gate" (product of activations, entry by entry), "product" (with a parameter), "contraction"
+        kind: "parameter", "buffer", "input", "constant", "view", "join" (of several
+            tensors), "sum", "scale" (by a number or a fixed tensor), "gate" (product of activations, entry by entry), "product" (with a parameter), "contraction"
             (matrix product of activations), "convolution", "embedding", "attention" (a fused kernel), "softmax",
             "norm", "random", or "other".
         inputs: the nodes that it was computed from, those of activations first.
@@ -27,8 +27,8 @@ class Node:
             mean square.
         fixed: whether it follows from parameters, buffers and constants alone.
         rows: mean square over the last axis, flat; None of tensors without real entries.
-        about: what else the kind has: fan-in and fan-out of products; scale, causal and dropout of attention; mean and standard
-            deviation of a fixed tensor, and whether all its entries are equal.
+        about: what else the kind has: fan-in and fan-out of products; scale, causal and dropout of attention; mean and
+            standard deviation of a fixed tensor, and whether all its entries are equal.
     """
 
     kind: str
@@ -50,8 +50,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter or buffer: its shape, and a function that reads entries of the flat array by a slice or indices;
-    and whether all are finite."""
+    """A parameter or buffer: its shape, a function that reads entries of the flat array, whether all are finite."""
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]

@@ -13,8 +13,9 @@ class Matrix:
     """A parameter as a recipe sees it.
 
     Attributes:
-        role: its place: "embedding", "position" (a table), "offset" (added before the layers), "query", "key", "value", "attention output", "gate", "up", "mlp output",
-            "mixer output", "router", "reads" (the stream, in another way), "inner", "input", "head", "bias", "norm", "norm bias", "layer scale", "scale" or "other";
+        role: its place: "embedding", "position" (a table), "offset" (added before the layers), "query", "key", "value",
+            "attention output", "gate", "up", "mlp output", "mixer output", "router", "reads" (the stream, in another
+            way), "inner", "input", "head", "bias", "norm", "norm bias", "scale" or "other";
             of an array of several matrices the roles with "/" between.
         fan_in: number of its inputs.
         fan_out: number of its outputs.
@@ -44,7 +45,17 @@ class Matrix:
     @property
     def linear(self) -> bool:
         """Whether it is a matrix that inputs are multiplied by."""
-        return self.role not in ("embedding", "position", "offset", "bias", "norm", "norm bias", "layer scale", "scale", "other")
+        return self.role not in (
+            "embedding",
+            "position",
+            "offset",
+            "bias",
+            "norm",
+            "norm bias",
+            "layer scale",
+            "scale",
+            "other",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +91,7 @@ class Account:
 
     @property
     def width(self) -> int:
-        """n."""
+        """N."""
         return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
 
 
@@ -136,7 +147,11 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
 
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
-    routes = [node for node in nodes if node.operation in ("topk", "top_k", "sort", "argmax") or (node in softmax and logits_of(graph, node) is None)]
+    routes = [
+        node
+        for node in nodes
+        if node.operation in ("topk", "top_k", "sort", "argmax") or (node in softmax and logits_of(graph, node) is None)
+    ]
     kinds = {}
     for node in nodes:
         if node.kind == "attention":
@@ -163,14 +178,18 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles:
             reads = not any(graph.has(node, each) for each in nodes if each.kind in PRODUCTS and each is not node)
-            plain = any(kind == "mlp" for kind in kinds.values()) and not any(graph.has(each, node) for each in nodes if each.kind == "attention")
+            plain = any(kind == "mlp" for kind in kinds.values()) and not any(
+                graph.has(each, node) for each in nodes if each.kind == "attention"
+            )
             roles[node.number] = [("up" if plain else "reads") if reads else "inner"]
     return found
 
 
 def softmax_inside(graph: Graph, node: Node, softmax: list[Node]) -> bool:
     """Whether one side of a product is what softmax, or a router, returned."""
-    return any(each.shape[-1:] == (1,) for each in node.inputs) or any(graph.term(each).origin in softmax for each in node.inputs)
+    return any(each.shape[-1:] == (1,) for each in node.inputs) or any(
+        graph.term(each).origin in softmax for each in node.inputs
+    )
 
 
 def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]], give) -> None:
@@ -203,7 +222,16 @@ def _fused(graph: Graph, node: Node, link: Link) -> Logits:
     query, key = (graph.term(each) for each in node.inputs[:2])
     factor = node.about["scale"] * query.factor * key.factor
     normed = "norm" in (query.origin.kind, key.origin.kind)
-    return Logits(factor, node.about["head_size"], link.layer, normed, 1.0, node.about["causal"], node.about["dropout"], node.operation)
+    return Logits(
+        factor,
+        node.about["head_size"],
+        link.layer,
+        normed,
+        1.0,
+        node.about["causal"],
+        node.about["dropout"],
+        node.operation,
+    )
 
 
 def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
@@ -219,7 +247,16 @@ def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, 
                     after = term.factor
     normed = "norm" in (query.origin.kind, key.origin.kind)
     size = product.about["fan_in"]
-    return Logits(factor * query.factor * key.factor, size, link.layer, normed, after, False, dropout, "softmax")
+    return Logits(
+        factor * query.factor * key.factor,
+        size,
+        link.layer,
+        normed,
+        after,
+        causal=False,
+        dropout=dropout,
+        name="softmax",
+    )
 
 
 def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]], places: dict) -> None:
@@ -240,7 +277,9 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
     record = graph.record
 
     def note(name: str, role: str, node: Node, fan_in: int = 0, fan_out: int = 0, of: str = "") -> None:
-        if name in record.parameters and (name not in found or (role == "embedding" and found[name].role != "embedding")):
+        if name in record.parameters and (
+            name not in found or (role == "embedding" and found[name].role != "embedding")
+        ):
             layer, own = places.get(node.number, (None, layers))
             found[name] = Matrix(role, fan_in, fan_out, width, own, layer, name, record.parameters[name].shape, of)
 
@@ -251,7 +290,9 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
             for name in node.parameters[1:]:
                 note(name, "bias", node, node.about["fan_in"], node.about["fan_out"], role)
         elif node.operation in ("embedding", "index_select") and node.parameters:
-            rows, *rest = record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
+            rows, *rest = (
+                record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
+            )
             small = node.fixed
             note(node.parameters[0], "position" if small else "embedding", node, rows, rest[-1] if rest else 0)
         elif node.kind == "norm":

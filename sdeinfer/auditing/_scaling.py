@@ -35,7 +35,11 @@ class Scaling:
     def wrong(self) -> list[Mapping[str, Any]]:
         """The exponents that differ from the declared ones, at 1 % for all together."""
         known = [row for row in self.exponents if math.isfinite(row["declared"])]
-        return [row for row in known if 2 * stats.norm.sf(abs(row["exponent"] - row["declared"]) / row["sd"]) * len(known) < 0.01]
+        return [
+            row
+            for row in known
+            if 2 * stats.norm.sf(abs(row["exponent"] - row["declared"]) / row["sd"]) * len(known) < 0.01
+        ]
 
     @property
     def passed(self) -> bool:
@@ -73,8 +77,8 @@ def scaling(
 ) -> Scaling:
     """Measure how strengths of branches and the mean square of the stream grow with width and depth.
 
-    The strength of a writer is c σ √fan_in (`theory.md` §18), with the error of σ̂. Log values of all sizes are fitted by a
-    plane in log n and log L, weighted by their precisions; the spread about it widens the intervals if it is larger.
+    The strength of a writer is c σ √fan_in, with the error of σ̂. Log values of all sizes are fitted by
+    a plane in log n and log L, weighted by their precisions; the spread about it widens the intervals if it is larger.
 
     Arguments:
         make: makes a model, or a function of a seed that makes one, from its width and its number of layers.
@@ -106,7 +110,11 @@ def scaling(
             if growth > 0:
                 rows.append(size | _row("growth of the stream", math.log(growth)))
     quantities = dict.fromkeys(row["quantity"] for row in rows)
-    exponents = [found for each in quantities for found in _exponents(each, [row for row in rows if row["quantity"] == each], varied)]
+    exponents = [
+        found
+        for each in quantities
+        for found in _exponents(each, [row for row in rows if row["quantity"] == each], varied)
+    ]
     return Scaling(tuple(rows), tuple(exponents), rule)
 
 
@@ -119,12 +127,18 @@ def _writers(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def _strength(account: Any, kind: str, own: list[Row]) -> dict[str, Any]:
-    """log of c σ √u, common to all layers, and its standard deviation."""
+    """Log of c σ √u, common to all layers, and its standard deviation."""
     weights = np.array([row.law.error**-2.0 for row in own])
     factors = [abs(account.writers[row.matrix.name][0][1].factor) for row in own]
-    logs = np.log([row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)])
+    logs = np.log(
+        [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)]
+    )
     # A declared factor of the branch is in `row.factor`, which is that found over it.
-    declared = [math.log(row.declared * math.sqrt(row.matrix.fan_in) * f / abs(row.factor)) for row, f in zip(own, factors, strict=True) if row.declared]
+    declared = [
+        math.log(row.declared * math.sqrt(row.matrix.fan_in) * f / abs(row.factor))
+        for row, f in zip(own, factors, strict=True)
+        if row.declared
+    ]
     mean = float(np.mean(declared)) if len(declared) == len(own) else math.nan
     return _row(f"{kind}.strength", float(weights @ logs / weights.sum()), float(weights.sum() ** -0.5), mean)
 
@@ -149,8 +163,20 @@ def _exponents(quantity: str, rows: list[Mapping[str, Any]], varied: list[str]) 
     law = stats.norm if known else stats.t(free)
     low, high = found + np.outer(law.interval(0.95), sd)
     of_recipe = np.array([row["declared"] for row in rows])
-    declared = np.linalg.lstsq(design, of_recipe, rcond=None)[0] if np.isfinite(of_recipe).all() else np.full(len(found), math.nan)
+    declared = (
+        np.linalg.lstsq(design, of_recipe, rcond=None)[0]
+        if np.isfinite(of_recipe).all()
+        else np.full(len(found), math.nan)
+    )
     return [
-        {"quantity": quantity, "over": name, "exponent": found[k], "low": low[k], "high": high[k], "sd": sd[k], "declared": declared[k]}
+        {
+            "quantity": quantity,
+            "over": name,
+            "exponent": found[k],
+            "low": low[k],
+            "high": high[k],
+            "sd": sd[k],
+            "declared": declared[k],
+        }
         for k, name in enumerate(varied, 1)
     ]

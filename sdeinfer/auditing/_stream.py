@@ -81,8 +81,13 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
             continue
         if any(graph.depends(branch.origin, each) for each in [at, *starts]):
             stop = graph.reach[at.number]
-            writers = graph.sources(branch.origin, stop=stop) or graph.sources(branch.origin, stop=stop, activations=True)
-            writers = [dataclasses.replace(each, factor=each.factor * branch.factor, scales=each.scales + branch.scales) for each in writers]
+            writers = graph.sources(branch.origin, stop=stop) or graph.sources(
+                branch.origin, stop=stop, activations=True
+            )
+            writers = [
+                dataclasses.replace(each, factor=each.factor * branch.factor, scales=each.scales + branch.scales)
+                for each in writers
+            ]
             return Link(node, skip, branch, writers, normed, before)
     return None
 

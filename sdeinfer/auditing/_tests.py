@@ -15,7 +15,7 @@ LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
 
 ALIKE = 0.02
-"""A significant difference of log σ counts if it is larger than this; one of a factor in the code, if it is larger than half of it."""
+"""A significant difference of log σ counts if it is larger than this; of a factor in the code, than half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _factor(account: Account, name: str, multiplier: float | None) -> float:
 
 
 def critical(count: int) -> float:
-    """z of one of so many tests at the level of a model."""
+    """Z of one of so many tests at the level of a model."""
     return float(stats.norm.isf(LEVEL / (2 * max(count, 1))))
 
 
@@ -124,7 +124,8 @@ def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
 
 def _says(own: list[Row], log_ratio: float, error: float) -> str:
     few = f" of {own[0].matrix.name}" if len(own) == 1 else ""
-    return f"σ of {own[0].matrix.role}{few} is {math.exp(log_ratio):.{_digits(error)}f} ± {math.exp(log_ratio) * error:.{_digits(error)}f} times"
+    digits, ratio = _digits(error), math.exp(log_ratio)
+    return f"σ of {own[0].matrix.role}{few} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
 
 
 def _digits(error: float) -> int:
@@ -172,9 +173,18 @@ def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
         if row.matrix.role == "norm" and recipe.gain is not None:
             mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
             passed = abs(mean - recipe.gain) < ALIKE and sd < ALIKE
-            yield Test("norm", name, passed, f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {recipe.gain:g}", names=(name,), ratio=mean)
+            yield Test(
+                "norm",
+                name,
+                passed,
+                f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {recipe.gain:g}",
+                names=(name,),
+                ratio=mean,
+            )
         elif row.matrix.role == "norm bias" and recipe.gain is not None:
-            yield Test("norm", name, law.name == "zeros", f"norm offset {name} is {_value(law)}, declared 0", names=(name,))
+            yield Test(
+                "norm", name, law.name == "zeros", f"norm offset {name} is {_value(law)}, declared 0", names=(name,)
+            )
         elif name in scales and recipe.layer_scale is not None and row.matrix.role != "norm":
             passed = law.sd == 0 and math.isclose(law.mean, recipe.layer_scale, rel_tol=1e-2)
             says = f"LayerScale {name} is {_value(law)}, declared {recipe.layer_scale:g}"
@@ -189,18 +199,42 @@ def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
             place = f"{link.kind}, layer {link.layer}"
             if skip is not None and link is not chain[0]:
                 found = link.skip.factor
-                yield Test("stream", place, _near(found, skip), f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}", ratio=found / skip)
+                yield Test(
+                    "stream",
+                    place,
+                    _near(found, skip),
+                    f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}",
+                    ratio=found / skip,
+                )
             for source in link.writers:
                 if multiplier is not None and not (source.normed or source.scales or source.gated):
                     found = abs(source.factor)
                     says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
-                    yield Test("factor", place, _near(found, multiplier), says, ratio=found / multiplier, names=source.node.parameters[:1])
+                    yield Test(
+                        "factor",
+                        place,
+                        _near(found, multiplier),
+                        says,
+                        ratio=found / multiplier,
+                        names=source.node.parameters[:1],
+                    )
             if recipe.norm is not None and link is not chain[0]:
                 found = "post" if link.normed else "pre"
-                yield Test("stream", place, found == recipe.norm, "the stream itself is normalised" if found == "post" else "the stream is not normalised", names=())
+                yield Test(
+                    "stream",
+                    place,
+                    found == recipe.norm,
+                    "the stream itself is normalised" if found == "post" else "the stream is not normalised",
+                    names=(),
+                )
         start = account.graph.sources(chain[0].skip.origin)
         for source in start if recipe.embedding is not None else ():
-            if source.node.operation == "embedding" and not source.node.fixed and not source.normed and recipe.embedding:
+            if (
+                source.node.operation == "embedding"
+                and not source.node.fixed
+                and not source.normed
+                and recipe.embedding
+            ):
                 found = abs(source.factor * chain[0].skip.factor)
                 says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
                 yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)
@@ -217,7 +251,14 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
             continue
         ratio = each.factor / declared
         says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
-        yield Test("logits", f"layer {each.layer}", _near(each.factor, declared), says, _of_logits(ratio, each.head_size, each.layer), ratio=ratio)
+        yield Test(
+            "logits",
+            f"layer {each.layer}",
+            _near(each.factor, declared),
+            says,
+            _of_logits(ratio, each.head_size, each.layer),
+            ratio=ratio,
+        )
 
 
 def _of_logits(ratio: float, size: int, layer: int | None) -> str:
@@ -229,4 +270,6 @@ def _of_logits(ratio: float, size: int, layer: int | None) -> str:
         (layer or 0) + 1.0: "the factor 1/(l + 1) of the layer is missing",
         1 / ((layer or 0) + 1.0): "the factor 1/(l + 1) of the layer is there",
     }
-    return next((says for value, says in candidates.items() if value != 1.0 and math.isclose(ratio, value, rel_tol=0.02)), "")
+    return next(
+        (says for value, says in candidates.items() if value != 1.0 and math.isclose(ratio, value, rel_tol=0.02)), ""
+    )

@@ -89,7 +89,9 @@ def _parameter(tensor: Any) -> Parameter:
         return (part.real if part.is_complex() else part).double().cpu().numpy()
 
     torch = sys.modules["torch"]
-    finite = bool(torch.isfinite(flat.sum(dtype=None if flat.is_complex() or not flat.is_floating_point() else torch.float32)))
+    finite = bool(
+        torch.isfinite(flat.sum(dtype=None if flat.is_complex() or not flat.is_floating_point() else torch.float32))
+    )
     return Parameter(tuple(tensor.shape), read, finite, str(tensor.dtype).split(".")[-1])
 
 

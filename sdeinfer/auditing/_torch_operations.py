@@ -6,11 +6,12 @@ from typing import Any
 from sdeinfer.auditing._record import Node
 
 VIEWS = frozenset(
-    "view reshape _unsafe_view t transpose permute expand expand_as slice select squeeze unsqueeze clone contiguous _to_copy to alias "
-    "detach split split_with_sizes chunk unbind index index_select gather roll constant_pad_nd pad flip repeat repeat_interleave "
-    "masked_fill copy lift_fresh lift narrow unfold im2col col2im pixel_shuffle pixel_unshuffle view_as_real "
-    "view_as_complex _conj upsample_bicubic2d upsample_bilinear2d upsample_nearest2d upsample_nearest1d tril triu "
-    "_reshape_alias swapaxes movedim as_strided diagonal sum mean cumsum avg_pool2d _adaptive_avg_pool2d reflection_pad1d avg_pool1d "
+    "view reshape _unsafe_view t transpose permute expand expand_as slice select squeeze unsqueeze clone "
+    "contiguous _to_copy to alias detach split split_with_sizes chunk unbind index index_select gather roll "
+    "constant_pad_nd pad flip repeat repeat_interleave masked_fill copy lift_fresh lift narrow unfold im2col "
+    "col2im pixel_shuffle pixel_unshuffle view_as_real view_as_complex _conj upsample_bicubic2d "
+    "upsample_bilinear2d upsample_nearest2d upsample_nearest1d tril triu _reshape_alias swapaxes movedim "
+    "as_strided diagonal sum mean cumsum avg_pool2d _adaptive_avg_pool2d reflection_pad1d avg_pool1d "
     "reflection_pad2d replication_pad1d real type_as nan_to_num _adaptive_avg_pool3d slice_backward "
     "channel_shuffle native_channel_shuffle sort topk".split()
 )  # fmt: skip
@@ -21,18 +22,22 @@ JOINS = frozenset("cat stack where index_put scatter slice_scatter select_scatte
 SUMS = frozenset("add sub rsub index_add scatter_add addcmul lerp scatter_reduce".split())
 
 NORMS = frozenset(
-    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
-    "cudnn_batch_norm _fused_rms_norm rms_norm _batch_norm_with_update instance_norm".split()
+    "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training cudnn_batch_norm _fused_rms_norm rms_norm _batch_norm_with_update "
+    "instance_norm".split()
 )  # fmt: skip
 
 RANDOM = frozenset(
-    "bernoulli native_dropout rand rand_like randn randn_like normal uniform exponential randperm randint multinomial".split()
+    "bernoulli native_dropout rand rand_like randn randn_like normal uniform exponential randperm randint "
+    "multinomial".split()
 )
 
 MATRIX = frozenset("mm addmm bmm baddbmm mv addmv dot matmul linear addbmm".split())
 
 
-def node_of_operation(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
+def node_of_operation(
+    name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]
+) -> Node:
     """The node of an operation's first output; `inputs` are those of all tensors among its arguments, in order."""
     live = tuple(node for node in inputs if not node.fixed)
     names = tuple(dict.fromkeys(each for node in inputs if node.fixed for each in node.parameters))
@@ -48,7 +53,11 @@ def node_of_operation(name: str, args: tuple, kwargs: dict[str, Any], inputs: li
         return _matrix(name, args, kwargs, inputs, shape)
     if name in ("convolution", "convolution_overrideable", "_convolution", "cudnn_convolution"):
         weight, groups, transposed = inputs[1], args[8] if len(args) > 8 else 1, bool(args[6])
-        fan_in = math.prod(weight.shape) // weight.shape[0] if not transposed else weight.shape[0] // groups * math.prod(weight.shape[2:])
+        fan_in = (
+            math.prod(weight.shape) // weight.shape[0]
+            if not transposed
+            else weight.shape[0] // groups * math.prod(weight.shape[2:])
+        )
         about = {"fan_in": fan_in, "fan_out": shape[1] // groups, "groups": groups}
         return Node("convolution", live, shape, name, names, about=about)
     if name == "embedding" or (name in ("index", "index_select", "gather") and inputs[0].fixed and names):
@@ -100,7 +109,10 @@ def _matrix(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], 
     inner, outer = left.shape[-1], right.shape[-1] if len(right.shape) > 1 else 1
     parameter = next((each for each in (right, left) if each.fixed and each.parameters), None)
     if parameter is left:
-        inner, outer = right.shape[-2] if len(right.shape) > 1 else right.shape[-1], left.shape[-2] if len(left.shape) > 1 else 1
+        inner, outer = (
+            right.shape[-2] if len(right.shape) > 1 else right.shape[-1],
+            left.shape[-2] if len(left.shape) > 1 else 1,
+        )
     about: dict[str, Any] = {"fan_in": inner, "fan_out": outer, "grouped": grouped}
     if parameter is not None:
         other = left if parameter is right else right
@@ -119,7 +131,9 @@ def _matrix(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], 
     return Node("sum", (added, node), shape, name, (), (beta, 1.0))
 
 
-def _sum(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...], names: tuple) -> Node:
+def _sum(
+    name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...], names: tuple
+) -> Node:
     alpha = float(kwargs.get("alpha", 1.0))
     factors = [1.0, -alpha if name == "sub" else alpha]
     if name == "rsub":
@@ -137,7 +151,9 @@ def _sum(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], sha
     pairs = [(node, factor) for node, factor in zip(inputs, factors, strict=False) if not node.fixed]
     fixed = tuple(node for node in inputs if node.fixed and node.parameters)
     about: dict[str, Any] = {"fixed": fixed} if fixed else {}
-    return Node("sum", tuple(node for node, _ in pairs), shape, name, names, tuple(factor for _, factor in pairs), about=about)
+    return Node(
+        "sum", tuple(node for node, _ in pairs), shape, name, names, tuple(factor for _, factor in pairs), about=about
+    )
 
 
 def _multiplied(name: str, args: tuple, inputs: list[Node], shape: tuple[int, ...], names: tuple) -> Node:

@@ -6,7 +6,20 @@ from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._roles import Account
 
-SHOWN = ("embedding", "query", "key", "value", "query/key/value", "attention output", "gate", "up", "gate/up", "mlp output", "mixer output", "head")
+SHOWN = (
+    "embedding",
+    "query",
+    "key",
+    "value",
+    "query/key/value",
+    "attention output",
+    "gate",
+    "up",
+    "gate/up",
+    "mlp output",
+    "mixer output",
+    "head",
+)
 
 
 def words_of(account: Account, laws: dict[str, Law], dependences: Dependences) -> str:
@@ -42,12 +55,20 @@ def _sds(account: Account, laws: dict[str, Law]) -> list[str]:
     if last and first and account.layers > 1 and min(last) > 0:
         ratio = sum(last) / len(last) / (sum(first) / len(first))
         scaled = abs(math.log(ratio * math.sqrt(2 * account.layers))) < 0.05
-        found.append("scaled with depth, by 1/√(2L)" if scaled else "not scaled with depth" if abs(math.log(ratio)) < 0.05 else f"mlp output over up {ratio:.2g}")
+        found.append(
+            "scaled with depth, by 1/√(2L)"
+            if scaled
+            else "not scaled with depth"
+            if abs(math.log(ratio)) < 0.05
+            else f"mlp output over up {ratio:.2g}"
+        )
     return found
 
 
 def _logits(account: Account) -> list[str]:
-    found = dict.fromkeys(_factor(each.factor, each.head_size) + (" (q, k normed)" if each.normed else "") for each in account.logits)
+    found = dict.fromkeys(
+        _factor(each.factor, each.head_size) + (" (q, k normed)" if each.normed else "") for each in account.logits
+    )
     return [f"logits × {', '.join(list(found)[:3])}"] if found else []
 
 
@@ -58,10 +79,18 @@ def _factor(factor: float, size: int) -> str:
 
 
 def _stream(account: Account) -> list[str]:
-    branch = {f"{abs(source.factor):.3g}" for chain in account.streams for link in chain for source in link.writers if not (source.scales or source.gated or source.normed)}
+    branch = {
+        f"{abs(source.factor):.3g}"
+        for chain in account.streams
+        for link in chain
+        for source in link.writers
+        if not (source.scales or source.gated or source.normed)
+    }
     stream = {f"{link.skip.factor:.3g}" for chain in account.streams for link in chain[1:]}
     start = {f"{chain[0].skip.factor:.3g}" for chain in account.streams}
-    scales = any(source.scales and not source.normed for chain in account.streams for link in chain for source in link.writers)
+    scales = any(
+        source.scales and not source.normed for chain in account.streams for link in chain for source in link.writers
+    )
     found = [f"branches × {', '.join(sorted(branch))}"] if branch - {"1"} else []
     found += [f"stream × {', '.join(sorted(stream))}"] if stream - {"1"} else []
     found += [f"embedding × {', '.join(sorted(start))}"] if start - {"1"} else []

@@ -25,11 +25,13 @@ def audit_command(
     ],
     *,
     recipe: Annotated[str | None, typer.Option(help="what is declared, as auto or gpt2; none: say what is")] = None,
-    like: Annotated[str | None, typer.Option(help="another model to compare with role by role, given like MODEL")] = None,
+    like: Annotated[
+        str | None, typer.Option(help="another model to compare with role by role, given like MODEL")
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for audit.html and audit.json")] = None,
 ) -> int:
-    """Ask whether a network is initialised as it claims. Exit code 0: passed, or nothing declared; 1: failed; 2: unusable."""
+    """Ask whether a network is initialised as it claims. Exit code 0: no test failed, 1: failed, 2: unusable input."""
     phase("making the model")
     make, inputs = _given(model)
     other = None if like is None else _given(like)[0]
@@ -76,7 +78,7 @@ def _of_file(path: Path, name: str) -> tuple[Any, Any]:
 
 
 def _of_configuration(path: Path) -> Any:
-    """A function that makes the Hugging Face model of a configuration: that of its `architectures`, or the one without a head."""
+    """A function that makes the Hugging Face model of a configuration."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise si.InputError(f"{path}: no such configuration; give a config.json, or FILE.py:FUNCTION")

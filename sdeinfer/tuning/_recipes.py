@@ -129,5 +129,3 @@ def _require_block(layer: AbstractLayer) -> Block:
 
 def _no_block(given: object) -> InputError:
     return InputError(f"architecture: a recipe is for blocks of SelfAttention and MLP, got {shown(given)}")
-
-

@@ -126,7 +126,10 @@ def weights(seed=0, sd=0.02, last=1.0):
     rng = np.random.default_rng(seed)
     shapes = {"q": (N, N), "k": (N, N), "v": (N, N), "o": (N, N), "up": (N, 2 * N), "down": (2 * N, N)}
     scale = {"o": last, "down": last}
-    return {name: jnp.asarray(sd * scale.get(name, 1.0) * rng.standard_normal((LAYERS, *shape)), jnp.float32) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(sd * scale.get(name, 1.0) * rng.standard_normal((LAYERS, *shape)), jnp.float32)
+        for name, shape in shapes.items()
+    }
 
 
 def network(parameters, x, *, factor=1.0, scale=N**-0.5, causal=True, inverse=False):
@@ -145,7 +148,9 @@ def network(parameters, x, *, factor=1.0, scale=N**-0.5, causal=True, inverse=Fa
 
 
 def audited(change=None, recipe="gpt2", last=(2 * LAYERS) ** -0.5, **options):
-    settings = {name: options.pop(name) for name in ("causal", "norm", "like", "allow") if name in options and name != "causal"}
+    settings = {
+        name: options.pop(name) for name in ("causal", "norm", "like", "allow") if name in options and name != "causal"
+    }
     parameters = weights(last=last)
     if change is not None:
         parameters = change(parameters)

@@ -32,7 +32,13 @@ def of_config(config, change=None):
 
 
 def sizes(**others):
-    return {"hidden_size": N, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 2 * N, "vocab_size": 199} | others
+    return {
+        "hidden_size": N,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 2 * N,
+        "vocab_size": 199,
+    } | others
 
 
 def granite(model):
@@ -65,7 +71,9 @@ def bert(fixed):
 
 
 def modernbert(fixed):
-    config = hf.ModernBertConfig(**sizes(pad_token_id=0, eos_token_id=1, bos_token_id=2, cls_token_id=3, sep_token_id=4))
+    config = hf.ModernBertConfig(
+        **sizes(pad_token_id=0, eos_token_id=1, bos_token_id=2, cls_token_id=3, sep_token_id=4)
+    )
     model = hf.ModernBertModel(config)
     if not fixed:
         for each in model.modules():

@@ -1,11 +1,10 @@
 """Audits of every model type of transformers that a small configuration builds, as its library initialises it.
 
-Run `python tests/benchmarks/audit_sweep.py OUT.json [TYPE …]`; each row has the verdicts without a recipe and by "auto", or why
-the model was not built or not audited, with seconds and the peak of memory.
+Run `OMP_NUM_THREADS=1 python tests/benchmarks/audit_sweep.py OUT.json [TYPE …]`; each row has the verdicts without a
+recipe and by "auto", or why the model was not built or not audited, with seconds and the peak of memory.
 """
 
 import json
-import os
 import resource
 import signal
 import sys
@@ -14,30 +13,40 @@ import traceback
 import warnings
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-warnings.filterwarnings("ignore")
-
 import torch
 import transformers as hf
 
 import sdeinfer as si
 
+warnings.filterwarnings("ignore")
+
 SMALL = {
-    64: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size encoder_hidden_size model_dim",
-    3: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers num_decoder_layers depth",
-    4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads num_experts num_local_experts "
-    "n_routed_experts moe_num_experts decoder_num_attention_heads linear_num_value_heads",
+    64: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
+    "encoder_hidden_size model_dim",
+    3: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers "
+    "num_decoder_layers depth",
+    4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads "
+    "num_experts num_local_experts n_routed_experts moe_num_experts decoder_num_attention_heads "
+    "linear_num_value_heads",
     2: "num_key_value_heads num_kv_heads num_experts_per_tok moe_topk linear_num_key_heads",
-    128: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner decoder_intermediate_size ffn_hidden_size "
-    "max_position_embeddings",
-    16: "head_dim d_kv kv_channels attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank linear_key_head_dim linear_value_head_dim",
+    128: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner decoder_intermediate_size "
+    "ffn_hidden_size max_position_embeddings",
+    16: "head_dim d_kv kv_channels attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank "
+    "linear_key_head_dim linear_value_head_dim",
     8: "qk_rope_head_dim",
     32: "moe_intermediate_size image_size shared_expert_intermediate_size q_lora_rank expert_ffn_hidden_size",
     199: "vocab_size",
 }
 NAMES = {name: value for value, names in SMALL.items() for name in names.split()}
 PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config")
-NAMES |= {"n_group": 1, "topk_group": 1, "patch_size": 8, "max_source_positions": 32, "num_mel_bins": 16, "first_k_dense_replace": 1}
+NAMES |= {
+    "n_group": 1,
+    "topk_group": 1,
+    "patch_size": 8,
+    "max_source_positions": 32,
+    "num_mel_bins": 16,
+    "first_k_dense_replace": 1,
+}
 
 
 class TimeOut(Exception):
@@ -94,7 +103,9 @@ def row_of(kind: str, config_class) -> dict:
         row["seconds"] = round(time.perf_counter() - start, 2)
         found = si.audit(model, recipe="auto")
         row["auto"], row["passed"] = str(found), found.passed
-        row["undescribed"] = sum(each.size for name, each in found.account.graph.record.parameters.items() if name not in found.account.matrices) / max(row["parameters"], 1)
+        known = found.account.matrices
+        unknown = [each.size for name, each in found.account.graph.record.parameters.items() if name not in known]
+        row["undescribed"] = sum(unknown) / max(row["parameters"], 1)
         row["streams"] = [len(chain) for chain in found.account.streams]
     except si.InputError as error:
         row["refused"] = str(error)
@@ -128,7 +139,8 @@ def main() -> None:
         print(kind, rows[-1].get("passed", rows[-1].get("refused", rows[-1]["built"])), flush=True)
     done = [row for row in rows if "tensors" in row]
     audited = [row for row in done if "without" in row]
-    print(f"{len(rows)} types, {len(done)} built, {len(audited)} audited, {sum(row['passed'] for row in audited if 'passed' in row)} passed 'auto'")
+    passed = sum(bool(row.get("passed")) for row in audited)
+    print(f"{len(rows)} types, {len(done)} built, {len(audited)} audited, {passed} passed")
 
 
 if __name__ == "__main__":

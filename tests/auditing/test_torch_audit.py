@@ -1,0 +1,216 @@
+"""Audits of PyTorch's and Hugging Face's models: correct ones pass, planted faults are found and named."""
+
+import math
+
+import numpy as np
+import pytest
+import reported_models as own
+from torch_models import TORCH, encoder, hf, nn, torch
+
+import sdeinfer as si
+
+pytestmark = TORCH
+
+N, LAYERS = 64, 4
+SIZES = {
+    "hidden_size": N,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 199,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 16}
+CONFIGURATIONS = {
+    "gpt2": hf.GPT2Config(n_embd=N, n_layer=LAYERS, n_head=4, vocab_size=199),
+    "bert": hf.BertConfig(**SIZES),
+    "llama": hf.LlamaConfig(**GROUPED),
+    "qwen3": hf.Qwen3Config(**GROUPED),
+    "gemma3": hf.Gemma3TextConfig(**GROUPED),
+    "olmo2": hf.Olmo2Config(**GROUPED | {"pad_token_id": 1}),
+    "mixtral": hf.MixtralConfig(**GROUPED, num_local_experts=4),
+    "t5": hf.T5Config(
+        d_model=N, d_kv=16, d_ff=128, num_layers=LAYERS, num_decoder_layers=LAYERS, num_heads=4, vocab_size=199
+    ),
+    "dinov2": hf.Dinov2Config(**SIZES | {"image_size": 32, "patch_size": 8}),
+    "mamba": hf.MambaConfig(hidden_size=N, num_hidden_layers=LAYERS, vocab_size=199),
+    "granite": hf.GraniteConfig(**GROUPED, residual_multiplier=0.22),
+    "neox": hf.GPTNeoXConfig(**SIZES),
+}
+
+
+def model(name, seed=0):
+    torch.manual_seed(seed)
+    return hf.AutoModel.from_config(CONFIGURATIONS[name])
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_correct_models_pass(name):
+    found = si.audit(model(name), recipe="auto")
+    assert found.passed, found.verdict
+    assert found.layers == LAYERS
+    without = si.audit(model(name))
+    assert without.passed is None
+    assert str(without).startswith("nothing declared: ")
+
+
+def matrices(network, part):
+    return [each for name, each in network.named_parameters() if part in name and each.dim() > 1]
+
+
+PARTS = {
+    "gpt2": "mlp.c_fc",
+    "qwen3": "mlp.up_proj",
+    "gemma3": "mlp.up_proj",
+    "olmo2": "mlp.up_proj",
+    "mixtral": "experts.down_proj",
+    "t5": "DenseReluDense.wi",
+    "dinov2": "mlp.fc1",
+    "mamba": "mixer.in_proj",
+}
+
+
+def of_one_kind(network, part):
+    for each in matrices(network, part):
+        each.mul_(1.05)
+
+
+def of_one_matrix(network, part):
+    matrices(network, part)[2].mul_(1.15)
+
+
+def copied(network, part):
+    first, *_, last = matrices(network, part)
+    last.copy_(first)
+
+
+def shards(network, part):
+    each = matrices(network, part)[1].flatten(0, -2)
+    half = len(each) // 2
+    each[half : 2 * half].copy_(each[:half])
+
+
+FAULTS = {of_one_kind: "1.0", of_one_matrix: "1.1", copied: "are equal", shards: "equal blocks"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(name, fault):
+    network, part = model(name), PARTS[name]
+    if fault is shards and name == "mixtral":
+        pytest.skip("experts are of three axes")
+    with torch.no_grad():
+        fault(network, part)
+    found = si.audit(network, recipe="auto")
+    assert found.passed is False
+    assert FAULTS[fault] in found.verdict, found.verdict
+    names = {name for test in found.failed for name in test.names}
+    assert any(part in each for each in names)
+
+
+def test_one_layer_unlike_the_others_without_a_recipe():
+    network = own.Net(layers=6)
+    with torch.no_grad():
+        network.layers[3].mlp.w2.weight.mul_(1.2)
+    assert "σ of mlp output layers.3.mlp.w2.weight is 1.2" in str(si.audit(network))
+
+
+def test_a_declaration_takes_a_finding_off():
+    network = own.Net()
+    own.copied(network)
+    assert si.audit(network).passed is False
+    assert si.audit(network, allow=["copies"]).passed is None
+
+
+def test_the_encoder_of_pytorch_copies_one_layer():
+    torch.manual_seed(0)
+    found = si.audit(encoder(N, LAYERS), np.random.default_rng(0).standard_normal((2, 8, N)), recipe="pytorch")
+    assert "are equal" in found.verdict
+    each = encoder(N, LAYERS)
+    each.layers = nn.ModuleList([encoder(N, 1).layers[0] for _ in range(LAYERS)])
+    found = si.audit(each, np.random.default_rng(0).standard_normal((2, 8, N)), recipe="pytorch")
+    assert found.passed, found.verdict
+
+
+def test_two_implementations_of_one_model():
+    torch.manual_seed(0)
+    first, second, spoiled = (own.Net(**own.LLAMA) for _ in range(3))
+    assert si.audit(first, like=second).passed
+    with torch.no_grad():
+        own.scaled(spoiled)
+    assert "attention output" in str(si.audit(spoiled, like=second))
+
+
+def test_a_model_is_left_as_it_was():
+    network = model("gpt2").train()
+    network.h[1].eval()
+    for each in network.parameters():
+        each.grad = torch.randn_like(each)
+
+    def state():
+        return {
+            "modes": [module.training for module in network.modules()],
+            "weights": [float(each.detach().double().sum()) for each in network.parameters()],
+            "gradients": [float(each.grad.double().sum()) for each in network.parameters()],
+            "generator": torch.get_rng_state().tolist(),
+            "threads": torch.get_num_threads(),
+        }
+
+    before = state()
+    assert si.audit(network, recipe="gpt2").passed
+    assert state() == before
+
+
+def test_a_monitor_sees_training():
+    network = model("gpt2")
+    monitor = si.audit.Monitor(network, recipe="gpt2", every=2)
+    for step in range(3):
+        monitor(step)
+        if step == 1:
+            with torch.no_grad():
+                network.h[0].mlp.c_fc.weight.mul_(1.2)
+    assert str(monitor).startswith("not at initialisation from step 2 on: failed: GPT2Model")
+    assert list(monitor.to_frame().columns) == [0, 2]
+
+
+def test_initialised_networks_pass():
+    torch.manual_seed(0)
+    found = si.audit.initialise(own.Net(sd=0.3), "gpt2", seed=1)
+    assert found.audit.passed, found.audit
+    assert len(found.matrices) == 6 * own.LAYERS
+    with pytest.raises(si.InputError, match="width: the model has 128, and 64 is needed"):
+        si.audit.initialise(own.Net(), "gpt2", width=64)
+
+
+def test_exponents_over_depth():
+    study = si.audit.scaling(
+        lambda n, L: own.Net(layers=L, scaled=True), widths=[own.N], depths=[2, 4, 8], recipe="gpt2"
+    )
+    assert study.passed, study.verdict
+    rows = {row["quantity"]: row for row in study.exponents}
+    assert abs(rows["mlp.strength"]["exponent"] + 0.5) < 5 * rows["mlp.strength"]["sd"]
+    assert not si.audit.scaling(lambda n, L: own.Net(layers=L), widths=[own.N], depths=[2, 4, 8], recipe="gpt2").passed
+
+
+def test_an_assertion_for_test_suites():
+    si.audit.assert_initialised(model("gpt2"))
+    spoiled = model("gpt2")
+    with torch.no_grad():
+        of_one_kind(spoiled, "mlp.c_fc")
+    with pytest.raises(AssertionError, match=r"h\.0\.mlp\.c_fc\.weight  up  σ 0\.02"):
+        si.audit.assert_initialised(spoiled)
+
+
+def test_wrong_guesses_are_met_half_way():
+    verdict = str(si.audit(model("llama"), recipe="gpt2"))
+    assert "the factor 1/√(2L) of the attention output matrices is missing" in verdict
+    assert verdict.endswith("'normal' would pass")
+
+
+def test_frames_and_files(tmp_path):
+    found = si.audit(model("gpt2"), recipe="gpt2")
+    frame = found.to_frame()
+    assert frame.loc["h.0.mlp.c_proj.weight", "declared"] == pytest.approx(0.02 / math.sqrt(2 * LAYERS))
+    found.write(tmp_path / "audit.json")
+    assert (tmp_path / "audit.json").read_text().startswith("{")
+    si.report.write_audit(found, tmp_path / "audit.html")
+    assert "passed: GPT2Model" in found._repr_html_()

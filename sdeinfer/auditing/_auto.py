@@ -21,22 +21,16 @@ OF_CLIP = (
     *("metaclip_2_vision_model", "mlcd_vision_model", "groupvit_text_model", "groupvit_vision_model"),
 )
 
-OF_CONVOLUTIONS = (
-    *(
-        "bit",
-        "resnet",
-        "regnet",
-        "convnext",
-        "convnextv2",
-        "mobilenet_v1",
-        "mobilenet_v2",
-        "mobilevit",
-        "mobilevitv2",
-        "efficientnet",
-    ),
-    *("encodec", "dac", "mimi", "rt_detr_resnet", "hgnet_v2", "focalnet", "van", "levit", "timm_backbone"),
+UNKNOWN = frozenset(
+    "bit resnet regnet convnext convnextv2 mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 efficientnet align "
+    "encodec dac mimi focalnet van levit swiftformer poolformer pvt pvt_v2 segformer textnet hgnet_v2 "
+    "rt_detr_resnet pp_ocrv5_mobile_rec rt_detr rt_detr_v2 pp_doclayout_v3 pp_doclayout_v4 d_fine deimv2 "
+    "mask2former maskformer oneformer grounding-dino mm-grounding-dino wav2vec2 hubert wavlm unispeech unispeech- "
+    "sat sew sew-d data2vec-audio recurrent_gemma rwkv xlstm switch_transformers neomme aimv2 aimv2_vision_model "
+    "aimv2_text_model flaubert xlm blip blip_text_model blip_vision_model bridgetower owlvit owlv2 groupvit "
+    "chinese_clip clipseg xlnet nemotron_h videoprism_vision_model hiera sam_vision_model sam_hq_vision_model".split()
 )
-"""Model types of convolutions, whose weights their configuration does not declare."""
+"""Model types whose `_init_weights` has rules of its own: only mask and logits are declared here."""
 
 OWN_FACTORS = (
     *(
@@ -88,15 +82,16 @@ def automatic(model: Any) -> Recipe | None:
         return parts[max(inside, key=len)] if inside else parts[own]
 
     known = kind in FAMILIES or kind in WITH_DEPTH
+    plain = "nothing of σ, by the configuration" if kind in UNKNOWN else "normal, of the configuration"
     return Recipe(
-        kind if known else f"normal, of the configuration of {kind}",
+        kind if known else f"{plain} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
         lambda matrix: of(matrix).sd(matrix),
         lambda matrix: of(matrix).bias_sd(matrix),
         lambda matrix: of(matrix).law(matrix),
         factors=lambda matrix: of(matrix).factors(matrix),
         multiplier=_multiplier(kind, text),
-        skip=lambda layers: None if kind.startswith(OWN_FACTORS) else 1.0,
+        skip=lambda layers: None if kind.startswith(OWN_FACTORS) or kind in UNKNOWN else 1.0,
         embedding=_embedding(text),
         layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
         logits=_logits(kind, text),
@@ -112,12 +107,12 @@ def _base(config: Any) -> Recipe:
     if make or kind in WITH_DEPTH:
         return make(config, sd) if make else gpt2(sd)
     base = normal(sd)
-    declared = kind not in OF_CONVOLUTIONS
+    declared = kind not in UNKNOWN
     return dataclasses.replace(
         base,
         sd=lambda matrix: base.sd(matrix) if declared and matrix.role not in UNDECLARED else None,
         bias_sd=lambda matrix: (
-            None if kind in OWN_BIASES or not declared or matrix.of in ("", "inner", "input") else 0.0
+            None if kind in OWN_BIASES or not declared or matrix.of in ("", "inner", "input", "reads") else 0.0
         ),
         gain=1.0 if declared else None,
     )
@@ -153,7 +148,7 @@ def _multiplier(kind: str, config: Any):
     depth = _number(config, "scale_depth")
     if depth is not None:
         return lambda layers: depth / math.sqrt(layers)
-    return lambda layers: own if own is not None else None if kind.startswith(OWN_FACTORS) else 1.0
+    return lambda layers: own if own is not None else None if kind.startswith(OWN_FACTORS) or kind in UNKNOWN else 1.0
 
 
 def _embedding(config: Any) -> float | None:
@@ -185,7 +180,7 @@ def _logits(kind: str, config: Any):
     return factor
 
 
-NO_LOGITS = ("cvt", "levit", "swinv2", "donut-swin")
+NO_LOGITS = ("cvt", "levit", "swinv2", "donut-swin", "prophetnet", "sew-d", "deberta", "deberta-v2", "deepseek_v3")
 """Model types whose logits have another factor, which is not in their configuration."""
 
 

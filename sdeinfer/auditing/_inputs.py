@@ -28,6 +28,7 @@ def candidates(model: Any) -> Iterator[dict[str, Any]]:
 
 def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Iterator[dict[str, Any]]:
     main = getattr(model, "main_input_name", "input_ids")
+    main = main if isinstance(main, str) else main[0]
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     options = {"use_cache": False} if "use_cache" in names else {}
     tokens = _tokens(_first(text, "vocab_size", default=100), _special(text))

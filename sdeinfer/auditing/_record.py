@@ -16,9 +16,9 @@ class Node:
 
     Attributes:
         kind: "parameter", "buffer", "input", "constant", "view", "join" (of several
-            tensors), "sum", "scale" (by a number or a fixed tensor), "gate" (product of activations, entry by entry), "product" (with a parameter), "contraction"
-            (matrix product of activations), "convolution", "embedding", "attention" (a fused kernel), "softmax",
-            "norm", "random", or "other".
+            tensors), "sum", "scale" (by a number or a fixed tensor), "gate" (product of activations, entry by entry),
+            "product" (with a parameter), "contraction" (matrix product of activations), "convolution", "embedding",
+            "attention" (a fused kernel), "softmax", "norm", "random", or "other".
         inputs: the nodes that it was computed from, those of activations first.
         shape: its shape.
         operation: the operation in its library.

@@ -141,7 +141,7 @@ def network(parameters, x, *, factor=1.0, scale=N**-0.5, causal=True, inverse=Fa
         u = norm(x)
         logits = scale * (u @ own["q"]) @ (u @ own["k"]).T
         logits = jnp.where(np.tri(len(x), dtype=bool), logits, -1e9) if causal else logits
-        x = x + factor * jax.nn.softmax(logits) @ (u @ own["v"]) @ own["o"]
+        x = x + factor * (jax.nn.softmax(logits) @ (u @ own["v"]) @ own["o"])
         return x + factor * jax.nn.relu(norm(x) @ own["up"]) @ own["down"], None
 
     return jax.lax.scan(layer, x, parameters)[0]

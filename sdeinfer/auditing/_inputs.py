@@ -115,7 +115,7 @@ def _special(config: Any) -> set[int]:
     special: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
-            special |= set(value if isinstance(value, list) else [value])
+            special |= {each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)}
     return special
 
 

@@ -243,7 +243,6 @@ class _Walk:
                 (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, getattr(inner, "consts", ()))
             )
             return self.run(jaxpr, consts, nodes, values)
-        import jax
 
         if not self.evaluated:
             shapes = [variable.aval for variable in equation.outvars]
@@ -256,7 +255,7 @@ class _Walk:
         found = []
         for value in outputs:
             node = node_of_primitive(name, parameters, nodes, tuple(getattr(value, "shape", ())), values)
-            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            if str(value.dtype).startswith("key<"):
                 pass
             elif node.fixed:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"

@@ -94,7 +94,7 @@ def _multiplied(name: str, inputs: list[Node], shape: tuple[int, ...], names: tu
     live = tuple(node for node in inputs if not node.fixed)
     if len(live) > 1:
         return Node("gate", live, shape, name, names)
-    if name == "div" and live[0] is not inputs[0]:
+    if name == "div" and inputs[0].fixed:
         return Node("other", live, shape, name, names)
     fixed = next(node for node in inputs if node.fixed)
     value = fixed.about.get("mean", math.nan) if fixed.about.get("uniform") else fixed.about.get("rms", math.nan)

@@ -104,7 +104,7 @@ def _orthogonal(parameter: Parameter) -> bool:
         if (norms == 0).any():
             continue
         cosines = (W @ W.T / norms / norms[:, None])[np.triu_indices(few, 1)]
-        if np.sqrt((cosines**2).mean()) * math.sqrt(W.shape[1]) < 0.1:
+        if np.sqrt((cosines**2).mean()) * math.sqrt(W.size / few) < 0.1:
             return True
     return False
 

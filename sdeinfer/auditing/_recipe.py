@@ -88,7 +88,7 @@ def of_rules(
         return None, None
 
     def sd(matrix: Matrix) -> float | None:
-        value, _ = rule(matrix)
+        value: Any = rule(matrix)[0]
         return value(matrix) if callable(value) else value
 
     def bias_sd(matrix: Matrix) -> float | None:

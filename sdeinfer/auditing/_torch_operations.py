@@ -52,7 +52,7 @@ def node_of_operation(
     if name in MATRIX or "grouped_mm" in name:
         return _matrix(name, args, kwargs, inputs, shape)
     if name in ("convolution", "convolution_overrideable", "_convolution", "cudnn_convolution"):
-        weight, groups, transposed = inputs[1], args[8] if len(args) > 8 else 1, bool(args[6])
+        weight, groups, transposed = inputs[1], args[8] if len(args) > 8 else 1, any(args[6:7])
         fan_in = (
             math.prod(weight.shape) // weight.shape[0]
             if not transposed
@@ -110,7 +110,7 @@ def _matrix(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], 
     parameter = next((each for each in (right, left) if each.fixed and each.parameters), None)
     if parameter is left:
         inner, outer = (
-            right.shape[-2] if len(right.shape) > 1 else right.shape[-1],
+            math.prod(right.shape[-2:-1] or right.shape),
             left.shape[-2] if len(left.shape) > 1 else 1,
         )
     about: dict[str, Any] = {"fan_in": inner, "fan_out": outer, "grouped": grouped}

@@ -89,7 +89,8 @@ def of_rules(
 
     def sd(matrix: Matrix) -> float | None:
         value: Any = rule(matrix)[0]
-        return value(matrix) if callable(value) else value
+        found: Any = value(matrix) if callable(value) else value
+        return found
 
     def bias_sd(matrix: Matrix) -> float | None:
         value = sd(matrix)

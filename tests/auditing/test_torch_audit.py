@@ -213,4 +213,4 @@ def test_frames_and_files(tmp_path):
     found.write(tmp_path / "audit.json")
     assert (tmp_path / "audit.json").read_text().startswith("{")
     si.report.write_audit(found, tmp_path / "audit.html")
-    assert "passed: GPT2Model" in found._repr_html_()
+    assert "GPT2Model" in found._repr_html_()

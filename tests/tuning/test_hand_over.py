@@ -61,7 +61,7 @@ def test_initialised_networks_keep_the_promise(tuned):
     def log_norm(model):
         return jnp.log(jnp.square(model(X)[0]).sum() / jnp.square(X[0]).sum())
 
-    found = [float(log_norm(tuned.initialise(model, seed=seed, audited=False).model)) for seed in range(50)]
+    found = [float(log_norm(tuned.initialise(model, X, seed=seed, audited=False).model)) for seed in range(50)]
     value, error = tuned.criteria[["value", "error"]].iloc[0]
     assert_estimate(np.mean(found), value, np.hypot(np.std(found) / 50**0.5, error))
 

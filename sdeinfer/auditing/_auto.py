@@ -22,6 +22,7 @@ OF_CLIP = (
 )
 
 UNKNOWN = frozenset(
+    "bridgetower dory muse_glimmer muse_glimmer_text "
     "bit resnet regnet convnext convnextv2 mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 efficientnet align "
     "encodec dac mimi focalnet van levit swiftformer poolformer pvt pvt_v2 segformer textnet hgnet_v2 "
     "rt_detr_resnet pp_ocrv5_mobile_rec rt_detr rt_detr_v2 pp_doclayout_v3 pp_doclayout_v4 d_fine deimv2 "
@@ -96,6 +97,7 @@ def automatic(model: Any) -> Recipe | None:
         layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
         logits=_logits(kind, text),
         causal=_causal(model, config),
+        gain=None if kind in UNKNOWN else 1.0,
     )
 
 
@@ -191,7 +193,8 @@ def _causal(model: Any, config: Any) -> bool | None:
     own = [bool(each) for module in model.modules() if isinstance(each := getattr(module, "is_causal", None), bool)]
     if own:
         return True if all(own) or getattr(config, "is_decoder", False) else None
-    return True if "ForCausalLM" in type(model).__name__ or getattr(config, "is_decoder", False) else None
+    named = "ForCausalLM" in type(model).__name__
+    return True if getattr(config, "is_decoder", named) else None
 
 
 def _t5(config: Any, sd: float) -> Recipe:

@@ -95,6 +95,10 @@ class Account:
         return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
 
 
+CHOICES = ("topk", "top_k", "sort", "argmax")
+"""Operations by which routers choose."""
+
+
 def account_of(graph: Graph) -> Account:
     """The books of a record."""
     record = graph.record
@@ -147,11 +151,9 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
 
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
-    routes = [
-        node
-        for node in nodes
-        if node.operation in ("topk", "top_k", "sort", "argmax") or (node in softmax and logits_of(graph, node) is None)
-    ]
+    # Indices that a router chooses are no part of the branch's values, so that all of the record is looked through.
+    routes = [node for node in graph.record.nodes if not node.fixed and node.operation in CHOICES]
+    routes += [node for node in softmax if logits_of(graph, node) is None]
     kinds = {}
     for node in nodes:
         if node.kind == "attention":

@@ -107,31 +107,33 @@ class GPT2(eqx.Module):
 
 def audit(*, width: int, depth: int) -> plt.Figure:
     """A GPT-2 with and without its factor 1/√(2L): strengths of its branches, and what follows for the tokens."""
-    attention = SelfAttention(heads=HEADS, pattern=si.CAUSAL)
-    blocks = si.Stack((Block(attention, norm="layer"), Block(MLP(activation="gelu_tanh", expansion=4), norm="layer")))
     tokens = SD * np.sqrt(2) * jr.normal(jr.key(1), (4, width))  # the sum of two embeddings
     found, models = {}, {}
     for label, scaled in (("without the factor", False), ("correct", True)):
         models[label] = GPT2(jr.key(0), width=width, depth=depth, scaled=scaled)
-        found[label] = si.audit(models[label], tokens, recipe="gpt2", architecture=blocks)
+        found[label] = si.audit(models[label], tokens, recipe="gpt2")
         print(f"{label}: {found[label]}")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for number, each in enumerate(found.values()):
-        style, kept = plots.look(number), each.branches
-        errors = np.abs(kept[["low", "high"]].to_numpy().T - kept["ratio"].to_numpy())
-        left.errorbar(np.arange(len(kept)) / 2, kept["ratio"], errors, fmt=style["marker"], color=style["color"], ms=4)
+        style, last = plots.look(number), [row for row in each.rows if row.matrix.last]
+        left.plot(np.arange(len(last)) / 2, [row.ratio for row in last], style["marker"], color=style["color"], ms=4)
     left.axhline(1, color=plots.NEUTRAL, lw=0.8)
-    left.set(xlabel="layer (attention, then MLP)", ylabel="strength over declared", yscale="log")
+    left.set(xlabel="layer (attention, then MLP)", ylabel="σ of last matrices over declared", yscale="log")
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")
     plots.finish(left)
     V0 = np.asarray(tokens @ tokens.T) / width
-    wrong, sizes = found["without the factor"], {"width": width, "depth": depth, "networks": 128, "key": jr.key(0)}
-    bands = {
-        label: np.trace(si.sample_networks(layer, V0, **sizes)["covariance"].values, axis1=-2, axis2=-1) / len(V0)
-        for label, layer in zip(found, (wrong.found, wrong.architecture), strict=True)
-    }
+    sizes = {"width": width, "depth": depth, "networks": 128, "key": jr.key(0)}
+    bands = {}
+    for label, each in found.items():
+        strengths = {row.matrix.role: row.law.sd * row.matrix.fan_in**0.5 for row in each.rows if row.matrix.last}
+        attention = SelfAttention(width * SD**2, heads=HEADS, pattern=si.CAUSAL)
+        mlp = MLP(width * SD**2, activation="gelu_tanh", expansion=4)
+        branches = ((attention, strengths["attention output"]), (mlp, strengths["mlp output"]))
+        blocks = si.Stack(tuple(Block(branch, strength, norm="layer") for branch, strength in branches))
+        V = si.sample_networks(blocks, V0, **sizes)["covariance"].values
+        bands[label] = np.trace(V, axis1=-2, axis2=-1) / len(V0)
     plots.plot_bands(np.arange(depth + 1), bands, axes=right)
     for label, model in models.items():
         squares = [float(jnp.mean(x**2)) for x in model.stream(tokens)]

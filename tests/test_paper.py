@@ -26,18 +26,6 @@ def test_every_figure_is_there_and_referred_to():
     assert all((PAPER / f"{name}.png").stat().st_size < 150_000 for _, name in figures)
 
 
-def test_totals_of_audits_are_those_of_the_record():
-    record = records.read("audited_bugs")
-    rows = [records.cells(record, row) for row in record["rows"]]
-    found, named, false = (sum(int(row[column]) for row in rows) for column in record["columns"][-3:])
-    prose = " ".join(TEXT.split())
-    assert (len(rows), sum(bool(row["thread"]) for row in rows)) == (17, 16)
-    assert "Seventeen mistakes" in prose
-    assert "mistakes of sixteen public threads" in prose
-    total = f"of {10 * len(rows)} networks {found} fail or are refused, {named} with the expected cause; {false} fail"
-    assert total in prose
-
-
 def test_the_largest_deviation_of_coverage_is_the_one_that_is_named():
     rows = records.read("coverage")["rows"]
     errors = {

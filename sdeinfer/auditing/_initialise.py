@@ -46,6 +46,7 @@ def initialise(
     *,
     width: int | None = None,
     layers: int | None = None,
+    head_size: int | None = None,
     audited: bool = True,
     seed: int = 0,
 ) -> Initialised:
@@ -61,6 +62,7 @@ def initialise(
         inputs: the model's input, see `audit`.
         width: n, to be checked; None for any.
         layers: L, to be checked; None for any.
+        head_size: d_k, to be checked; None for any.
         audited: whether to audit it.
         seed: seed of the weights.
 
@@ -72,9 +74,12 @@ def initialise(
     account = account_only(network, inputs)
     if not account.streams:
         raise InputError("model: it has no residual stream, whose branches could be drawn")
-    for name, needed, found in (("width", width, account.width), ("layers", layers, account.layers)):
-        if needed not in (None, found):
-            raise InputError(f"{name}: the model has {found}, and {needed} is needed")
+    own = {"width": account.width, "layers": account.layers}
+    if account.logits:
+        own["head_size"] = account.logits[0].head_size
+    for name, needed in {"width": width, "layers": layers, "head_size": head_size}.items():
+        if needed is not None and own.get(name, needed) != needed:
+            raise InputError(f"{name}: the model has {own[name]}, and {needed} is needed")
     rules = list(recipe) if isinstance(recipe, list | tuple) else None
     if rules is not None and len(rules) != account.layers:
         raise InputError(f"recipe: {len(rules)} were given for {account.layers} layers")
@@ -90,7 +95,7 @@ def initialise(
         sd=lambda m: whole.sd(m) if _in_branch(m) else None,
         bias_sd=lambda m: whole.bias_sd(m) if m.layer is not None else None,
     )
-    return Initialised(network, judged(books, in_branches, network), rows)
+    return Initialised(network, judged(books, in_branches, network, causal=whole.causal), rows)
 
 
 def _of(recipes: Sequence[Any], matrix: Matrix) -> Recipe:
@@ -107,11 +112,13 @@ def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndar
     for number, (name, matrix) in enumerate(account.matrices.items()):
         rng = np.random.default_rng([seed, number])
         if matrix.role == "bias" and matrix.layer is not None:
-            sd = rule.bias_sd(dataclasses.replace(matrix, role=matrix.of.split("/")[0]))
-            if sd is not None:
+            sds = {rule.bias_sd(dataclasses.replace(matrix, role=role, of=role)) for role in matrix.of.split("/")}
+            if len(sds) > 1:
+                raise InputError(f"model: {name} is the bias of {matrix.of} in one array, with σ that differ")
+            if (sd := sds.pop()) is not None:
                 new[name] = sd * rng.standard_normal(matrix.shape)
         elif _in_branch(matrix):
-            sd = _sd(matrix, rule)
+            sd = _sd(account, matrix, rule)
             if sd is None:
                 raise InputError(f"recipe: {rule.name} has no standard deviation for {name} ({matrix.role})")
             uniform = rule.law(matrix) == "uniform"
@@ -130,8 +137,8 @@ def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndar
     return new, tuple(rows)
 
 
-def _sd(matrix: Matrix, rule: Recipe) -> Any:
-    """σ of a matrix; of queries, keys and values in one array by its thirds."""
+def _sd(account: Account, matrix: Matrix, rule: Recipe) -> Any:
+    """σ of a matrix, or of each of its outputs if queries, keys and values are in one array."""
     roles = matrix.role.split("/")
     if len(roles) == 1:
         return rule.sd(matrix)
@@ -141,15 +148,35 @@ def _sd(matrix: Matrix, rule: Recipe) -> Any:
     if max(sds) - min(sds) < 1e-9 * max(sds):  # pyright: ignore[reportArgumentType]
         return sds[0]
     axis = matrix.shape.index(matrix.fan_out) if matrix.shape.count(matrix.fan_out) == 1 else -1
-    if (
-        axis < 0
-        or matrix.fan_out % len(roles)
-        or matrix.fan_out != len(roles) * matrix.fan_in
-        or roles != ["query", "key", "value"]
-    ):
+    sizes = _sizes(account, matrix) if roles == ["query", "key", "value"] and axis >= 0 else None
+    if sizes is None:
         raise InputError(f"model: {matrix.name} is {matrix.role} in one array of unknown layout, with σ that differ")
-    spread = np.repeat(np.array(sds, float), matrix.fan_out // len(roles))
+    spread = np.repeat(np.array(sds, float), sizes)
+    spread = np.tile(spread, matrix.fan_out // len(spread))
     return spread.reshape([-1 if place == axis else 1 for place in range(len(matrix.shape))])
+
+
+def _sizes(account: Account, matrix: Matrix) -> tuple[int, int, int] | None:
+    """Outputs of queries, keys and values that follow each other, of all heads or of one, by the shapes of their views.
+
+    None if the shapes do not say.
+    """
+    product = account.uses[matrix.name][0]
+    views, shapes = {product.number}, []
+    for node in account.graph.record.nodes[product.number + 1 :]:
+        if node.kind == "view" and any(each.number in views for each in node.inputs):
+            views.add(node.number)
+            shapes.append(node.shape)
+    for size in {each.head_size for each in account.logits}:
+        heads, rest = divmod(matrix.fan_out, 3 * size)
+        if heads > 1 and not rest and any(s[-2:] == (heads, 3 * size) or s[-3:] == (heads, 3, size) for s in shapes):
+            return size, size, size
+    lengths = {shape[-1] for shape in shapes if shape[-1]}
+    third = matrix.fan_out // 3
+    if any(shape[-3:-1] == (3, third // each.head_size) for shape in shapes for each in account.logits):
+        lengths.add(third)
+    found = {(q, kv, kv) for q in lengths for kv in lengths if q + 2 * kv == matrix.fan_out}
+    return found.pop() if len(found) == 1 else None
 
 
 def _filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:

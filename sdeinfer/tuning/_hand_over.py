@@ -5,7 +5,7 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.auditing import Initialised, Recipe
 from sdeinfer.auditing._initialise import initialise
-from sdeinfer.blocks import Block
+from sdeinfer.blocks import Block, SelfAttention
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 from sdeinfer.tuning._recipes import recipe_for
 
@@ -34,8 +34,10 @@ def blocks_of(layer: AbstractLayer) -> Stack:
 def initialised(
     layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
 ) -> Initialised:
-    """A model with the weights of tuned blocks; see `initialise`."""
-    recipes = recipes_of(layer, width=width, depth=depth)
-    blocks_of(layer)
+    """A model with the weights of tuned blocks; d_k is checked here, the mask by the audit; see `initialise`."""
+    recipes, head_size = recipes_of(layer, width=width, depth=depth), None
     own = recipes if len(set(map(id, recipes))) > 1 else recipes[0]
-    return initialise(model, own, inputs, width=width, layers=depth, **settings)
+    for block in blocks_of(layer).layers:
+        if isinstance(block, Block) and isinstance(block.branch, SelfAttention):
+            head_size = block.branch.head_size or width // block.branch.heads
+    return initialise(model, own, inputs, width=width, layers=depth, head_size=head_size, **settings)

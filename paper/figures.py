@@ -13,6 +13,7 @@ import numpy as np
 import sdeinfer as si
 from sdeinfer import plots
 from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.plots._style import NEUTRAL, SDE
 
 SD, HEADS = 0.02, 8
 
@@ -30,7 +31,7 @@ def inference(*, networks: int, draws: int) -> plt.Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     plots.plot_correlation_paths(post, axes=left)
     laws = (("finite-width", "law of width n", "-"), ("limit", "law of the limit", "--"))
-    for (law, label, line), colour in zip(laws, (plots.SDE, plots.NEUTRAL), strict=True):
+    for (law, label, line), colour in zip(laws, (SDE, NEUTRAL), strict=True):
         gamma = np.ravel(posts[law]["posterior"]["gamma"])
         style = {"histtype": "step", "color": colour, "linestyle": line, "lw": 1.5}
         right.hist(gamma, 25, density=True, label=f"posterior, {label}", **style)
@@ -118,7 +119,7 @@ def audit(*, width: int, depth: int) -> plt.Figure:
     for number, each in enumerate(found.values()):
         style, last = plots.look(number), [row for row in each.rows if row.matrix.last]
         left.plot(np.arange(len(last)) / 2, [row.ratio for row in last], style["marker"], color=style["color"], ms=4)
-    left.axhline(1, color=plots.NEUTRAL, lw=0.8)
+    left.axhline(1, color=NEUTRAL, lw=0.8)
     left.set(xlabel="layer (attention, then MLP)", ylabel="σ of last matrices over declared", yscale="log")
     left.yaxis.set_major_formatter("{x:g}")
     left.yaxis.set_minor_formatter("{x:g}")

@@ -129,8 +129,8 @@ def audit(*, width: int, depth: int) -> plt.Figure:
     bands = {}
     for label, each in found.items():
         strengths = {row.matrix.role: row.law.sd * row.matrix.fan_in**0.5 for row in each.rows if row.matrix.last}
-        attention = SelfAttention(width * SD**2, heads=HEADS, pattern=si.CAUSAL)
-        mlp = MLP(width * SD**2, activation="gelu_tanh", expansion=4)
+        attention = SelfAttention(gain=width * SD**2, heads=HEADS, pattern=si.CAUSAL)
+        mlp = MLP(gain=width * SD**2, activation="gelu_tanh", expansion=4)
         branches = ((attention, strengths["attention output"]), (mlp, strengths["mlp output"]))
         blocks = si.Stack(tuple(Block(branch, strength, norm="layer") for branch, strength in branches))
         V = si.sample_networks(blocks, V0, **sizes)["covariance"].values

@@ -232,3 +232,34 @@ def test_standard_deviations_are_those_by_hand():
 def test_unusable_arguments(arguments, line):
     with pytest.raises(si.InputError, match=line):
         si.audit((network, weights()), np.ones((4, N), np.float32), **arguments)
+
+
+def test_exponents_over_width_and_depth():
+    """Strengths c σ √u of σ = .02/√(2L): ½ over width, −½ over depth; another σ over depth is wrong."""
+
+    def make(width, layers, power=-0.5):
+        rng = np.random.default_rng(width + layers)
+        last = 0.02 * (2 * layers) ** power
+        sizes = {"up": (0.02, (width, 2 * width)), "down": (last, (2 * width, width))}
+        own = {
+            name: jnp.asarray(sd * rng.standard_normal((layers, *shape)), jnp.float32)
+            for name, (sd, shape) in sizes.items()
+        }
+
+        def layer(x, own):
+            u = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+            return x + jax.nn.relu(u @ own["up"]) @ own["down"], None
+
+        return lambda own, x: jax.lax.scan(layer, x, own)[0], own
+
+    def inputs(width):
+        return np.random.default_rng(1).standard_normal((4, width)).astype(np.float32)
+
+    sizes = {"widths": [32, 64], "depths": [2, 4], "recipe": "gpt2"}
+    found = si.audit.scaling(make, inputs, **sizes)
+    assert found.passed, found
+    of_strength = [row for row in found.exponents if row["quantity"] == "mlp.strength"]
+    for row, expected in zip(of_strength, (0.5, -0.5), strict=True):
+        assert row["declared"] == pytest.approx(expected, abs=1e-9)
+        assert abs(row["exponent"] - expected) < 4 * row["sd"]
+    assert not si.audit.scaling(lambda *size: make(*size, power=0.0), inputs, **sizes).passed

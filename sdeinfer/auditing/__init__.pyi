@@ -1,8 +1,8 @@
+from ._account import Logits as Logits
+from ._account import Matrix as Matrix
 from ._call import audit as audit
 from ._initialise import Initialised as Initialised
 from ._recipe import Recipe as Recipe
 from ._result import Audit as Audit
-from ._roles import Logits as Logits
-from ._roles import Matrix as Matrix
 from ._scaling import Scaling as Scaling
 from ._tests import Test as Test

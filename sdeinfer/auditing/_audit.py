@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sdeinfer._files import InputError
+from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._auto import automatic, configured_sd
 from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
@@ -19,7 +20,7 @@ from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._roles import Account, account_of
+from sdeinfer.auditing._roles import account_of
 from sdeinfer.auditing._tests import Test, rows_of, tests_of
 from sdeinfer.auditing._words import words_of
 
@@ -143,7 +144,8 @@ def account_only(network: Any, inputs: Any = None) -> Account:
     """The account of a pass alone; of a model of JAX without evaluating it."""
     if is_torch(network):
         return account_of(Graph(_passes(network, inputs)[0]))
-    from sdeinfer.auditing._jax import as_tensors, record_of
+    from sdeinfer.auditing._jax import record_of
+    from sdeinfer.auditing._jax_models import as_tensors
 
     if inputs is None:
         raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments")
@@ -154,7 +156,8 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
     if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:
-        from sdeinfer.auditing._jax import as_tensors, record_of, require_model
+        from sdeinfer.auditing._jax import record_of
+        from sdeinfer.auditing._jax_models import as_tensors, require_model
 
         require_model(network)
     errors: list[str] = []

@@ -6,9 +6,9 @@ from typing import Any
 
 from scipy.stats import truncnorm
 
+from sdeinfer.auditing._account import Logits, Matrix
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipes import IN_BLOCKS, SD, gpt2, normal
-from sdeinfer.auditing._roles import Logits, Matrix
 
 WITH_DEPTH = ("gpt2", "gpt_bigcode", "imagegpt", "decision_transformer")
 """Model types whose last matrices are scaled by 1/√(2L)."""

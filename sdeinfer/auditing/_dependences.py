@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._record import Record
-from sdeinfer.auditing._roles import Account
 
 CHANGED = 3e-6
 """Relative change of a row's mean square beyond which it depends on what was changed; below it is rounding."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law, copies, repeated_blocks
-from sdeinfer.auditing._roles import Account
 from sdeinfer.auditing._tests import Test, critical
 
 FAILS = {

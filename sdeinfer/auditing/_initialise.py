@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._audit import Books, account_only, books_of, is_torch, judged, made, recipe_of
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._roles import Account, Matrix
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -181,7 +181,7 @@ def _sizes(account: Account, matrix: Matrix) -> tuple[int, int, int] | None:
 
 def _filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
     if not is_torch(network):
-        from sdeinfer.auditing._jax import replaced
+        from sdeinfer.auditing._jax_models import replaced
 
         return replaced(network, new)
     import sys

@@ -1,24 +1,17 @@
 """The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it."""
 
 import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from sdeinfer._files import InputError
+from sdeinfer.auditing._jax_models import function_of
 from sdeinfer.auditing._jax_operations import node_of_primitive
 from sdeinfer.auditing._record import Node, Parameter, Record
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Where primitives that call a function have it."""
-
-
-def as_tensors(inputs: Any, network: Any) -> Any:
-    """Inputs as keyword arguments where they are named, else as the first argument."""
-    named = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
-    return {name: np.asarray(value) for name, value in named.items()}
 
 
 def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True) -> Record:
@@ -55,97 +48,6 @@ def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True
         [node for node, _ in outputs],
         {key: value.shape for key, value in given.items()},
     )
-
-
-def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
-    """A function of a list of arrays and inputs, the arrays by name, and what it is called."""
-    if isinstance(network, tuple) and len(network) == 2 and callable(network[0]):
-        function, tree = network
-        names, leaves, rebuilt = _arrays(tree)
-        name = getattr(function, "__name__", type(function).__name__)
-        return (
-            (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)),
-            dict(zip(names, leaves, strict=True)),
-            name,
-        )
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(network, nnx.Module):
-        evaluated = nnx.clone(network)
-        evaluated.eval()
-        definition, parameters, rest = nnx.split(evaluated, nnx.Param, ...)
-        names, leaves, rebuilt = _arrays(parameters)
-        return (
-            (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), rest)(*args, **kwargs)),
-            dict(zip(names, leaves, strict=True)),
-            type(network).__name__,
-        )
-    require_model(network)
-    names, leaves, rebuilt = _arrays(network)
-    return (
-        (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)),
-        dict(zip(names, leaves, strict=True)),
-        type(network).__name__,
-    )
-
-
-def require_model(network: Any) -> None:
-    """Check that it is a pytree that can be called, or a pair of a function and its parameters."""
-    import jax
-
-    if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (
-        callable(network) and jax.tree.leaves(network)
-    ):
-        what = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
-        raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {what}")
-
-
-def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a pytree that are floating-point, their names, and a function that puts others in their places."""
-    import jax
-
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    places = [
-        place
-        for place, (_, leaf) in enumerate(pairs)
-        if hasattr(leaf, "dtype") and np.issubdtype(leaf.dtype, np.inexact)
-    ]
-    names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
-    names = [name.removesuffix(".value") for name in names]
-
-    def rebuilt(values: list[Any]) -> Any:
-        leaves = [leaf for _, leaf in pairs]
-        for place, value in zip(places, values, strict=True):
-            leaves[place] = value
-        return jax.tree_util.tree_unflatten(structure, leaves)
-
-    return names, [pairs[place][1] for place in places], rebuilt
-
-
-def replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
-    """A model with arrays in the places of others."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(network, nnx.Module):
-        definition, parameters, rest = nnx.split(network, nnx.Param, ...)
-        return nnx.merge(definition, _with(parameters, new), rest)
-    if isinstance(network, tuple):
-        return network[0], _with(network[1], new)
-    return _with(network, new)
-
-
-def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
-    import jax.numpy as jnp
-
-    names, leaves, rebuilt = _arrays(tree)
-    return rebuilt(
-        [jnp.asarray(new[name], leaf.dtype) if name in new else leaf for name, leaf in zip(names, leaves, strict=True)]
-    )
-
-
-def _key(part: Any) -> str:
-    for name in ("name", "key", "idx"):
-        if hasattr(part, name):
-            return str(getattr(part, name))
-    return str(part)
 
 
 def _rows(value: Any) -> np.ndarray | None:

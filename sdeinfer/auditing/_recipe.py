@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._roles import Logits, Matrix
+from sdeinfer.auditing._account import Logits, Matrix
 
 
 @dataclasses.dataclass(frozen=True)

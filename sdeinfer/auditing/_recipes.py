@@ -7,28 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sdeinfer._files import InputError
+from sdeinfer.auditing._account import Matrix
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipe import of_rules as of_rules
-from sdeinfer.auditing._roles import Matrix
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
 
-IN_BLOCKS = (
-    *(
-        "query",
-        "key",
-        "value",
-        "attention output",
-        "gate",
-        "up",
-        "mlp output",
-        "mixer output",
-        "router",
-        "reads",
-        "inner",
-    ),
-)
+IN_BLOCKS = ("query", "key", "value", "attention output", "gate", "up", "mlp output")
+IN_BLOCKS += ("mixer output", "router", "reads", "inner")
 """Roles that a rule of fan-in and fan-out speaks of."""
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from sdeinfer._files import write_text
+from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._roles import Account
 from sdeinfer.auditing._tests import Row, Test
 
 ORDER = (

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
+from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._roles import Account, Matrix
 
 LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""

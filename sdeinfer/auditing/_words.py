@@ -2,9 +2,9 @@
 
 import math
 
+from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._roles import Account
 
 SHOWN = (
     "embedding",

@@ -69,9 +69,9 @@ def test_the_error_of_a_standard_deviation():
     """√((2 + κ₄)/(4N)) against the spread of many samples."""
     rng = np.random.default_rng(0)
     for draw in (rng.standard_normal, lambda shape: rng.uniform(-1, 1, shape)):
-        found = [law_of(of(draw((24, 24)))) for _ in range(400)]
+        found = [law_of(of(draw((24, 24)))) for _ in range(1200)]
         ratio = np.std(np.log([law.sd for law in found])) / np.mean([law.error for law in found])
-        assert abs(ratio - 1) < 5 / math.sqrt(2 * 400)
+        assert abs(ratio - 1) < 5 / math.sqrt(2 * 1200)
 
 
 def test_copies_and_blocks():

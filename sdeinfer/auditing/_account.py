@@ -85,10 +85,10 @@ class Account:
 
     @property
     def layers(self) -> int:
-        """L: of an encoder and a decoder the layers of the longer one."""
+        """L, that of the longer one of an encoder and a decoder."""
         return max((chain[-1].layer + 1 for chain in self.streams), default=0)
 
     @property
     def width(self) -> int:
-        """N."""
+        """The width n of the longest stream."""
         return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0

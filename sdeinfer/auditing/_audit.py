@@ -250,12 +250,7 @@ def _as_found(books: Books) -> Recipe:
         return own or (None, None)
 
     logits = {each.layer: each.factor for each in account.logits}
-    writers = [
-        source
-        for each in account.writers.values()
-        for _, source in each
-        if not (source.scales or source.normed or source.gated)
-    ]
+    writers = [source for each in account.writers.values() for _, source in each if source.plain]
     skips = [link.skip.factor for chain in account.streams for link in chain[1:]]
     return Recipe(
         f"like {books.name}",

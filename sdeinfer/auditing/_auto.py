@@ -33,30 +33,9 @@ UNKNOWN = frozenset(
 )
 """Model types whose `_init_weights` has rules of its own: only mask and logits are declared here."""
 
-OWN_FACTORS = (
-    *(
-        "granite_speech",
-        "lasr",
-        "wav2vec2-conformer",
-        "wav2vec2-bert",
-        "parakeet",
-        "seamless",
-        "inkling",
-        "muse_spark",
-        "esm",
-        "cpmant",
-    ),
-    *(
-        "beam",
-        "dory",
-        "fastspeech2",
-        "moonshine_streaming",
-        "nemotron",
-        "canary",
-        "cohere_asr",
-        "gemma3n",
-        "gemma4_audio",
-    ),
+OWN_FACTORS = tuple(
+    "granite_speech lasr wav2vec2-conformer wav2vec2-bert parakeet seamless inkling muse_spark esm "
+    "cpmant beam dory fastspeech2 moonshine_streaming nemotron canary cohere_asr gemma3n gemma4_audio".split()
 )
 """Beginnings of model types whose branches or stream have factors that are not in their configuration."""
 
@@ -70,7 +49,7 @@ def automatic(model: Any) -> Recipe | None:
     kind = getattr(config, "model_type", None)
     if config is None or not isinstance(kind, str):
         return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = _text(config)
     parts = {
         name: _base(part.config)
         for name, part in model.named_modules()
@@ -104,7 +83,7 @@ def automatic(model: Any) -> Recipe | None:
 def _base(config: Any) -> Recipe:
     """The rule of one configuration."""
     kind = config.model_type
-    sd = _sd(config, config.get_text_config() if hasattr(config, "get_text_config") else config)
+    sd = _sd(config, _text(config))
     make = FAMILIES.get(kind)
     if make or kind in WITH_DEPTH:
         return make(config, sd) if make else gpt2(sd)
@@ -129,7 +108,7 @@ def configured_sd(model: Any) -> float | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         return None
-    return _sd(config, config.get_text_config() if hasattr(config, "get_text_config") else config)
+    return _sd(config, _text(config))
 
 
 def _sd(config: Any, text: Any) -> float:
@@ -138,6 +117,11 @@ def _sd(config: Any, text: Any) -> float:
         if hasattr(config, name):
             return float(getattr(config, name) or SD)
     return float(getattr(text, "initializer_range", SD) or SD)
+
+
+def _text(config: Any) -> Any:
+    """The part of a configuration that is about text, or the configuration itself."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _number(config: Any, *names: str) -> float | None:

@@ -1,4 +1,4 @@
-"""A second pass with one token of one item changed: which tokens, and which items, depend on it. Exact."""
+"""A second pass with one token of one item changed: which tokens, and which items, depend on it, up to rounding."""
 
 import dataclasses
 from typing import Any

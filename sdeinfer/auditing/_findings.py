@@ -8,7 +8,7 @@ import numpy as np
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law, copies, repeated_blocks
-from sdeinfer.auditing._tests import Test, critical
+from sdeinfer.auditing._tests import Test, critical, writer_factor
 
 FAILS = {
     "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
@@ -245,7 +245,7 @@ def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
             groups.setdefault((matrix.role, matrix.shape, matrix.layers), []).append(name)
     z = critical(2 * len(laws))
     for (role, *_), names in groups.items():
-        logs = np.array([math.log(laws[name].sd * _factor(account, name)) for name in names])
+        logs = np.array([math.log(laws[name].sd * abs(writer_factor(account, name))) for name in names])
         errors = np.array([laws[name].error for name in names])
         if len(names) < 3:
             continue
@@ -260,13 +260,6 @@ def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
                 f"σ of {role} {name} is {ratio:.3g} times that of other layers",
                 *[names[k] for k in far],
             )
-
-
-def _factor(account: Account, name: str) -> float:
-    found = account.writers.get(name, [])
-    source = found[0][1] if found else None
-    plain = source is not None and not (source.normed or source.scales or source.gated)
-    return abs(source.factor) if plain and source is not None and source.factor else 1.0
 
 
 def _unused(account: Account, laws: dict[str, Law]) -> Iterator[Test]:

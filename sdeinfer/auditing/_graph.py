@@ -46,6 +46,11 @@ class Source:
     normed: bool = False
     gated: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether numbers alone are on the way."""
+        return not (self.normed or self.scales or self.gated)
+
 
 class Graph:
     """What depends on what in a record, as sets of bits; `depends` is by products with parameters only."""
@@ -124,6 +129,13 @@ class Graph:
             found += [each] if not each.inputs or each.kind in PRODUCTS else []
         return [each for each in found if each.kind not in ("constant", "buffer")] or [node]
 
+    def nodes(self, bits: int) -> Iterator[Node]:
+        """The nodes of a set of bits, in order."""
+        while bits:
+            low = bits & -bits
+            yield self.record.nodes[low.bit_length() - 1]
+            bits ^= low
+
     def has(self, node: Node, other: Node) -> bool:
         """Whether a node follows from another one."""
         return bool(self.reach[node.number] >> other.number & 1)
@@ -189,7 +201,7 @@ class Graph:
             if node.kind in (*PRODUCTS, "embedding"):
                 found.setdefault(node.number, at)
                 continue
-            stack += [each for each in self._before(at, activations=activations)]
+            stack += self._before(at, activations=activations)
         return list(found.values())
 
     def _before(self, at: Source, *, activations: bool) -> Iterator[Source]:

@@ -67,6 +67,11 @@ def _about(value: Any) -> dict[str, Any]:
     return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
 
 
+def _opened(jaxpr: Any) -> tuple[Any, Any]:
+    """A jaxpr, closed or not, and its constants."""
+    return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, getattr(jaxpr, "consts", ()))
+
+
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
@@ -135,16 +140,10 @@ class _Walk:
             return self.scan(equation, nodes, values)
         if name == "cond":
             branch = parameters["branches"][int(values[0]) if self.evaluated else -1]
-            jaxpr, consts = (
-                (branch.jaxpr, branch.consts) if hasattr(branch, "jaxpr") else (branch, getattr(branch, "consts", ()))
-            )
-            return self.run(jaxpr, consts, nodes[1:], values[1:])
+            return self.run(*_opened(branch), nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
         if inner is not None and name != "while":
-            jaxpr, consts = (
-                (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, getattr(inner, "consts", ()))
-            )
-            return self.run(jaxpr, consts, nodes, values)
+            return self.run(*_opened(inner), nodes, values)
 
         if not self.evaluated:
             shapes = [variable.aval for variable in equation.outvars]
@@ -172,8 +171,7 @@ class _Walk:
         import jax.numpy as jnp
 
         parameters = equation.params
-        inner, length = parameters["jaxpr"], parameters["length"]
-        jaxpr, held = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, getattr(inner, "consts", ()))
+        (jaxpr, held), length = _opened(parameters["jaxpr"]), parameters["length"]
         # What is stacked has one axis more outside than inside.
         carries = sum(a.aval.ndim == b.aval.ndim for a, b in zip(equation.outvars, jaxpr.outvars, strict=True))
         stacks_in = sum(a.aval.ndim != b.aval.ndim for a, b in zip(equation.invars, jaxpr.invars, strict=True))

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from scipy import stats
-
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import audit
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import LEVEL
+from sdeinfer.auditing._tests import critical
 
 
 class Monitor:
@@ -73,7 +71,7 @@ class Monitor:
             return {}
         steps = list(self.audits)
         first = {row.matrix.name: row.law for row in self.audits[steps[0]].rows}
-        z = stats.norm.isf(LEVEL / (2 * max(len(first), 1)))
+        z = critical(len(first))
         found: dict[str, int] = {}
         for step in steps[1:]:
             for row in self.audits[step].rows:

@@ -1,11 +1,9 @@
 """What each parameter is in its network, from what it is computed with: roles, sizes, layers; and the logits."""
 
-from collections.abc import Iterable
-
 from sdeinfer.auditing._account import Account, Logits, Matrix
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
 from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream import Link, logits_of, streams_of
+from sdeinfer.auditing._stream import Link, kind_of, logits_of, streams_of
 
 CHOICES = ("topk", "top_k", "sort", "argmax")
 """Operations by which routers choose."""
@@ -31,24 +29,17 @@ def account_of(graph: Graph) -> Account:
             for other in streams:
                 if other is not chain and own >> other[-1].sum.number & 1:
                     own &= ~graph.reach[other[-1].sum.number]
-            nodes = list(_nodes(graph, own))
+            nodes = list(graph.nodes(own))
             for source in link.writers:
                 if source.node.parameters:
                     writers.setdefault(source.node.parameters[0], []).append((link, source))
             logits += _branch(graph, link, nodes, roles)
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
-    _outside(graph, streams, roles, places)
+    _outside(graph, streams, roles)
     width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
     matrices, gains = _matrices(graph, roles, places, width, longest)
     return Account(graph, streams, matrices, uses, writers, logits, gains)
-
-
-def _nodes(graph: Graph, bits: int) -> Iterable[Node]:
-    while bits:
-        low = bits & -bits
-        yield graph.record.nodes[low.bit_length() - 1]
-        bits ^= low
 
 
 def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[str]]) -> list[Logits]:
@@ -78,7 +69,8 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
             found.append(_written(graph, node, pair, link, nodes, give))
     for source in link.writers:
         if source.node.kind in PRODUCTS:
-            kinds[source.node.number] = _kind(graph, source.node, nodes)
+            before = (node for node in nodes if graph.has(source.node, node) and node is not source.node)
+            kinds[source.node.number] = kind_of(graph, before)
             if not set(roles.get(source.node.number, ())) & {"value"}:
                 roles[source.node.number] = [f"{kinds[source.node.number]} output"]
     mixer = link.kind == "mixer"
@@ -107,7 +99,7 @@ def softmax_inside(graph: Graph, node: Node, softmax: list[Node]) -> bool:
 
 
 def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]], give) -> None:
-    """Of a product of activations: what comes through a nonlinearity is the gate."""
+    """Give roles to the sides of a product of activations: the side through a nonlinearity is the gate."""
     linear = [{each.node.number for each in graph.sources(side)} for side in node.inputs]
     if (linear[0] | linear[1]) & ends or node.inputs[0] is node.inputs[1]:
         return
@@ -118,18 +110,6 @@ def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]]
     gate, up = node.inputs if not linear[0] else node.inputs[::-1]
     give(gate, "gate")
     give(up, "up", activations=False)
-
-
-def _kind(graph: Graph, writer: Node, nodes: list[Node]) -> str:
-    kind = "mlp"
-    for node in nodes:
-        if not graph.has(writer, node) or node is writer:
-            continue
-        if node.kind == "attention" or (node.kind == "softmax" and logits_of(graph, node) is not None):
-            return "attention"
-        if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
-            kind = "mixer"
-    return kind
 
 
 def _fused(graph: Graph, node: Node, link: Link) -> Logits:
@@ -151,7 +131,7 @@ def _fused(graph: Graph, node: Node, link: Link) -> Logits:
 def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
     product, factor = pair
     query, key = (graph.term(each) for each in product.inputs)
-    after, dropout = 1.0, 0.0
+    after = 1.0
     for node in nodes:
         if node.kind == "contraction" and node is not product:
             for one, other in (node.inputs, node.inputs[::-1]):
@@ -168,12 +148,12 @@ def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, 
         normed,
         after,
         causal=False,
-        dropout=dropout,
+        dropout=0.0,
         name="softmax",
     )
 
 
-def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]], places: dict) -> None:
+def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]]) -> None:
     """Products before and after the streams."""
     ends = [chain[-1].sum for chain in streams]
     outputs = {graph.term(node).origin.number for node in graph.record.outputs}

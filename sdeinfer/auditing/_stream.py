@@ -1,6 +1,7 @@
 """The residual stream: the sums that a branch adds to, with factors, found from what depends on what."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from sdeinfer.auditing._graph import Graph, Source, Term
 from sdeinfer.auditing._record import Node
@@ -129,16 +130,14 @@ def _kind(graph: Graph, link: Link) -> str:
     found = set()
     for source in link.writers:
         inside = graph.reach[source.node.number] & own
-        found.add(_kind_of(graph, inside))
-    return " and ".join(sorted(found)) or _kind_of(graph, own)
+        found.add(kind_of(graph, graph.nodes(inside)))
+    return " and ".join(sorted(found)) or kind_of(graph, graph.nodes(own))
 
 
-def _kind_of(graph: Graph, bits: int) -> str:
+def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:
+    """The kind of a branch of these nodes: "attention", "mixer" or "mlp"."""
     kind = "mlp"
-    while bits:
-        low = bits & -bits
-        node = graph.record.nodes[low.bit_length() - 1]
-        bits ^= low
+    for node in nodes:
         if node.kind == "attention" or (node.kind == "softmax" and logits_of(graph, node) is not None):
             return "attention"
         if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):

@@ -69,19 +69,18 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
                 declared = recipe.bias_sd(matrix)
             elif matrix.linear or matrix.role in ("embedding", "position"):
                 declared, law = recipe.sd(matrix), recipe.law(matrix)
-            factor = _factor(account, name, recipe.multiplier(matrix.layers))
+            factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
         rows.append(Row(matrix, laws[name], declared, law, factor))
     return rows
 
 
-def _factor(account: Account, name: str, multiplier: float | None) -> float:
+def writer_factor(account: Account, name: str, multiplier: float | None = 1.0) -> float:
     """The factor of a writer's output in the sum over the declared one; 1 where a norm or a parameter is between."""
     found = account.writers.get(name, [])
     if not found or multiplier is None:
         return 1.0
     _, source = found[0]
-    plain = not (source.normed or source.scales or source.gated)
-    return source.factor / multiplier if plain and source.factor else 1.0
+    return source.factor / multiplier if source.plain and source.factor else 1.0
 
 
 def critical(count: int) -> float:
@@ -210,7 +209,7 @@ def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
                     ratio=found / skip,
                 )
             for source in link.writers:
-                if multiplier is not None and not (source.normed or source.scales or source.gated):
+                if multiplier is not None and source.plain:
                     found = abs(source.factor)
                     says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
                     yield Test(

@@ -84,7 +84,7 @@ def _stream(account: Account) -> list[str]:
         for chain in account.streams
         for link in chain
         for source in link.writers
-        if not (source.scales or source.gated or source.normed)
+        if source.plain
     }
     stream = {f"{link.skip.factor:.3g}" for chain in account.streams for link in chain[1:]}
     start = {f"{chain[0].skip.factor:.3g}" for chain in account.streams}

@@ -60,18 +60,20 @@ class Kind:
 
     architecture: Annotated[
         Literal["transformer", "attention", "feedforward", "mlp"] | None,
-        typer.Option(help="default: from the data, or transformer"),
+        typer.Option(help="default: that of the data; without data, transformer"),
     ] = None
     heads: Annotated[
-        int | None, typer.Option(help="number of attention heads; default: from the data, or 1", min=1)
+        int | None, typer.Option(help="number of attention heads; default: that of the data; without data, 1", min=1)
     ] = None
     output_projection: Annotated[
-        bool | None, typer.Option(help="a Gaussian matrix after the heads; default: from the data")
+        bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as in the data; without data, none")
     ] = None
     expansion: Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")] = (
         None
     )
-    causal: Annotated[bool | None, typer.Option(help="a causal mask; default: from the data")] = None
+    causal: Annotated[bool | None, typer.Option(help="a causal mask; default: as in the data; without data, none")] = (
+        None
+    )
     prompts: Annotated[
         int | None,
         typer.Option(help="number of prompts of equal length in each network; default: from the data, or 1", min=1),
@@ -124,12 +126,12 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """Parameters of the sampled networks."""
+    """True parameters of a layer."""
 
-    gamma: Annotated[float, typer.Option(help="residual strength γ of the sampled networks, in (0, 1]")] = 0.6
-    tau0: Annotated[float, typer.Option(help="softmax temperature constant τ0 of the sampled networks")] = 1.0
-    c_plus: Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the sampled networks")] = 2.0
-    c_minus: Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the sampled networks")] = -2.0
+    gamma: Annotated[float, typer.Option(help="residual strength γ of the layer, in (0, 1]")] = 0.6
+    tau0: Annotated[float, typer.Option(help="softmax temperature constant τ0 of the layer")] = 1.0
+    c_plus: Annotated[float, typer.Option(help="shaped-ReLU slope c₊ of the layer")] = 2.0
+    c_minus: Annotated[float, typer.Option(help="shaped-ReLU slope c₋ of the layer")] = -2.0
 
     def layer(self, kind: "si.layers.AbstractLayer") -> "si.layers.AbstractLayer":
         """The layer of an architecture with these parameters."""

@@ -185,7 +185,7 @@ def exponents(
             copy would attend to different tokens, and part however near they start.
     """
     if not layer.limit().pattern.everything:
-        raise InputError("layer: a token and its copy must attend to the same tokens; only without a mask they do")
+        raise InputError("layer: exponents of a token and its copy need attention without a mask")
     key_angle, key_gradient = jr.split(key)
     repeated, directions = repeated_token(V0, token)
     near = tangents(layer, repeated, [time], directions, paths=paths, step=step, key=key_angle)

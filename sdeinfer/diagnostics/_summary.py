@@ -193,9 +193,9 @@ def of_rough(table: pd.DataFrame) -> list[str]:
 def of_truth(table: pd.DataFrame) -> list[Verdict]:
     """Distances of the identified parameters from the truth, where it is known."""
     deviations = (table["mean"] - table["truth"]).abs() / table["sd"]
-    advice = "posterior sds away: the model does not fit"
+    advice = "the posterior mean is too far from the truth: the model does not fit"
     known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
-    return [at_most("true", f"{name} against truth", deviations[name], DEVIATIONS, advice) for name in known]
+    return [at_most("true", f"{name}, sds from truth", deviations[name], DEVIATIONS, advice) for name in known]
 
 
 def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:

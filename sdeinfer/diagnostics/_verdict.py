@@ -16,10 +16,10 @@ State = Literal["pass", "unsure", "fail"]
 
 QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
-    "identified": "Do the data say more than the prior?",
+    "identified": "Do the data identify the parameters?",
     "calibrated": "Do the layers follow the fitted law?",
-    "declared": "Are strengths the declared ones?",
-    "architecture": "Is it the best architecture?",
+    "declared": "Are the strengths those declared?",
+    "architecture": "Is this architecture among the best compared?",
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",
 }

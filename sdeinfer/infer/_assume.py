@@ -41,12 +41,17 @@ def pose_covariances(
     if model.takes_architecture or architecture is not None or architecture_in(data.attrs) is not None:
         kind = architecture_of(data, architecture)
     if prior and not model.takes_architecture:
-        raise InputError(f"prior: {model.name} builds its layers itself; the package's models take one")
+        raise InputError(
+            f"prior: {model.name} is your own program, which sets its own priors; prior= is for the package's models"
+        )
     assumptions = Assumptions(kind, law, () if kind is None else checked_priors(prior, kind))
     sizes = {"networks": data.sizes["network"], "tokens": data.sizes["token_a"]}
     problem = problem_of(model, assumptions, **sizes, pattern=Pattern.in_attributes(data.attrs))
     if architecture is not None and not model.takes_architecture and problem.kind != kind:
-        raise InputError(f"architecture: {model.name} builds its layers itself; the package's models take one")
+        raise InputError(
+            f"architecture: {model.name} is your own program, which builds its own layers; architecture= is for "
+            "the package's models"
+        )
     if problem.kind is not None:
         require_identifiable(problem.kind, data.sizes["token_a"])
         require_complete(problem.kind, data)
@@ -74,7 +79,7 @@ def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: Abstra
     if kind is None:
         return data
     if not kind.pattern.everything and (isinstance(model, Groups) or not isinstance(model, EveryLayer | None)):
-        raise InputError(f"model: {model.name} knows no attention pattern but the full one; models.full_path does")
+        raise InputError(f"model: {model.name} supports unmasked attention only; use models.full_path")
     if law != "limit":
         # Raise the one-line error of a layer without this law.
         jax.eval_shape(lambda layer, width: layer.finite_width(width), kind, 128.0)

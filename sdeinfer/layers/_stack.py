@@ -82,7 +82,9 @@ class AbstractStack(AbstractLayer):
                 return layer.finite_width(width)
             case (ShapedAttention() as attention, ResidualFeedForward() | ShapedMLP() as feedforward):
                 return attention.finite_width(width).then(feedforward.finite_width(width), width)
-        raise InputError("law: at finite width, stacks of attention and one other layer only; others have a limit")
+        raise InputError(
+            "law: 'finite-width' supports attention followed by one other layer; use law='limit' for other stacks"
+        )
 
     @property
     def skewness(self) -> float:

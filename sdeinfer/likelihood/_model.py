@@ -42,8 +42,8 @@ class AbstractModel(abc.ABC):
             )
         if isinstance(prepared, AbstractPath) and not self.takes(prepared):
             raise InputError(
-                f"model: {self.name} takes data of its own, see si.prepare, so no program can call it and no handler "
-                "change it: fit it itself, with prior={…} for its parameters"
+                f"model: {self.name} cannot be used inside another NumPyro program or under its handlers; pass it to "
+                "si.fit, with prior={…} for its parameters"
             )
         self.program(prepared, *given, **named)
 

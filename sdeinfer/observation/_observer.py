@@ -71,7 +71,9 @@ class TokenReader:
         self._observed = (chosen[:, None] * each + _indices(tokens, each, "tokens")).reshape(-1)
         if count > 1:
             if pattern.rows:
-                raise InputError("pattern: prompts are masked by si.CAUSAL or not at all; flatten them for a mask")
+                raise InputError(
+                    "pattern: several prompts support si.CAUSAL only; reshape to one axis of tokens for another mask"
+                )
             pattern = dataclasses.replace(pattern, prompts=(each,) * count)
         pattern.mask(count * each)
         self.attributes = _attributes_of(pattern, self._observed.tolist(), count * each)

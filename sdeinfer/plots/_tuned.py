@@ -44,7 +44,7 @@ def plot_tuned(
     """
     rows = tuned.constraint_rows()
     if not rows:
-        raise InputError("tuned: it was tuned without constraints, of which this figure has a panel each")
+        raise InputError("tuned: nothing to plot: it was tuned without constraints")
     if axes is not None:
         axes = [axes] if isinstance(axes, Axes) else list(axes)
     count = min(len(rows), 4) if axes is None else len(axes)

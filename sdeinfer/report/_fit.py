@@ -17,9 +17,10 @@ from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.diagnostics import Check, identification, summarise
 from sdeinfer.diagnostics._posterior import has_prior, with_chains
-from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.diagnostics._summary import fixed_of, identified_of, parameters_of
 from sdeinfer.layers import kind_in_words
 from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
+from sdeinfer.parameters import SLOPES, SYMBOLS
 from sdeinfer.plots import (
     plot_correlation_paths,
     plot_innovations,
@@ -58,7 +59,7 @@ def figures(post: xr.DataTree) -> dict[str, Figure]:
 
 
 def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure], path: str | Path) -> None:
-    """Write the page: parameters, verdicts, what the data say, figures and provenance."""
+    """Write the page: what was fitted, verdict, one picture, parameters, tests, other figures and provenance."""
     post = with_chains(post)
     observed = post.children["observed_data"]
     kind = architecture_in(post.attrs) if post.attrs["architecture"] in ARCHITECTURES else None
@@ -73,12 +74,17 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     }
     if "posterior_predictive" in post.children:
         sizes["exploded predictions"] = f"{post.children['posterior_predictive'].attrs['exploded']:.2%}"
+    parameters, identified = summarise(post), _identified(post)
+    pictures = {name: (name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()}
     page = render(
         "page.html.jinja",
         check=verdicts,
-        identified=_identified(post),
-        parameters=summarise(post),
-        figures=[(name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()],
+        identified=identified,
+        parameters=parameters,
+        labels={name: _label(str(name)) for name in (*parameters.index, *identified.index)},
+        repeats_prior=_repeats_prior(post, verdicts),
+        first=pictures.pop("correlation_paths", None) or pictures.pop("posterior", None),
+        figures=list(pictures.values()),
         provenance=sizes | _provenance(post),
         command=_commands(post),
     )
@@ -132,6 +138,18 @@ def write_summary(post: xr.DataTree, verdicts: Check, path: str | Path) -> None:
     write_text(path, json.dumps(numbers, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def _label(name: str) -> str:
+    """A parameter's symbol beside its name, where it has one."""
+    symbol = SYMBOLS.get(name.rpartition(".")[2])
+    return f"{symbol} ({name})" if symbol else name
+
+
+def _repeats_prior(post: xr.DataTree, verdicts: Check) -> list[str]:
+    """Parameters whose posterior is close to the prior: unidentified ones, and the slopes beside their gap."""
+    slopes = [name for name in parameters_of(post) if name.rpartition(".")[2] in SLOPES.parameters]
+    return [*verdicts.unidentified, *(name for name in slopes if name not in identified_of(post))]
+
+
 def _number(value: float) -> float | None:
     """The value, or None if it is not finite: JSON has no NaN."""
     return float(value) if math.isfinite(value) else None
@@ -143,8 +161,8 @@ def _identified(post: xr.DataTree) -> pd.DataFrame:
         "information": "data alone",
         "expected": "expected contraction",
         "networks": "× networks for 10 %",
-        "to_prior": "moves with prior",
-        "to_likelihood": "with likelihood",
+        "to_prior": "sensitivity to prior",
+        "to_likelihood": "sensitivity to likelihood",
     }
     return identification(post).rename(columns=titles) if has_prior(post) else pd.DataFrame()
 

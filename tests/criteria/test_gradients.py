@@ -146,8 +146,8 @@ REFUSED = {
     "weights without attention": (NORMS, "mlp", {"of": "values"}, "of a layer with one ShapedAttention or"),
     "keys": (NORMS, "transformer", {"of": "keys"}, "of: tokens, or values or queries of a layer with one"),
     "a token that is not there": (EXPONENTS, "mlp", {"token": 3}, "token: 0 to 2 is needed, got 3"),
-    "a mask": (EXPONENTS, "causal transformer", {}, "layer: a token and its copy must attend to the same tokens"),
-    "prompts": (EXPONENTS, "prompts", {}, "layer: a token and its copy must attend to the same tokens"),
+    "a mask": (EXPONENTS, "causal transformer", {}, "layer: exponents of a token and its copy need"),
+    "prompts": (EXPONENTS, "prompts", {}, "layer: exponents of a token and its copy need"),
     "a time": (EXPONENTS, "mlp", {"time": -1.0}, "ts: "),
     "no paths": (EXPONENTS, "mlp", {"paths": 0}, "paths: "),
 }

@@ -93,7 +93,7 @@ def test_posteriors_without_some_groups_are_checked(post):
     """What needs a group is not tested; without the layers there is one line, and ArviZ's thinning is named."""
     less = post.drop_nodes(["log_likelihood", "sample_stats", "log_prior"])
     found = si.check(less)
-    assert "gamma against truth" in found.to_frame().index
+    assert "gamma, sds from truth" in found.to_frame().index
     assert "networks left out and distance from the SDE: there are no log likelihoods" in found.skipped
     assert "divergences and energies: there is no group sample_stats" in found.skipped
     with pytest.raises(si.InputError, match="post: a result of `fit` is needed; this one has no group layers"):

@@ -19,7 +19,7 @@ from sdeinfer.likelihood._transitions import with_used
 
 def test_a_good_fit_passes(checked):
     rows = checked.to_frame()
-    assert {"R-hat", "bulk ESS", "tail ESS", "divergences", "gamma against truth"} <= set(rows.index)
+    assert {"R-hat", "bulk ESS", "tail ESS", "divergences", "gamma, sds from truth"} <= set(rows.index)
     # So short a fit has not converged (one divergence of 800 is too many), and so few networks say little of τ0 and of
     # the gap.
     weak = ["bulk ESS", "tail ESS", "R-hat", "divergences", "tau0 contraction", "c_gap contraction"]
@@ -85,7 +85,7 @@ def test_large_covariances_leave_the_range_of_the_law_and_a_wrong_truth_is_seen(
     tree["observed_data"] = tree["observed_data"].to_dataset().assign(covariance=exploded["covariance"])
     tree.attrs["truth_gamma"] = 0.9
     rows = si.check(tree).to_frame()
-    assert not rows.loc[["logit spread, mean", "gamma against truth"], "passed"].any()
+    assert not rows.loc[["logit spread, mean", "gamma, sds from truth"], "passed"].any()
 
 
 def test_logit_scale_is_that_of_sampled_logits(networks):

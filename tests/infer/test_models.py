@@ -93,7 +93,7 @@ def test_what_is_no_model_of_paths_is_refused(data):
     with pytest.raises(si.InputError, match="nothing_observed must observe one si.likelihood.CovariancePath"):
         si.fit(nothing_observed, data, key=jr.key(0))
     for options in ({"architecture": "mlp"}, {"prior": {"gamma": 0.5}}):
-        with pytest.raises(si.InputError, match="own_program builds its layers itself"):
+        with pytest.raises(si.InputError, match="own_program is your own program, which"):
             si.fit(own_program, data, **options, key=jr.key(0))
 
 

@@ -223,7 +223,7 @@ def test_a_conditioned_model_is_fitted(data):
 def test_what_cannot_be_wrapped_is_one_line(data):
     grouped = data.assign_coords(group=("network", [0, 0, 1, 1, 1]))
     for model in (si.models.hierarchical, si.models.terminal):
-        with pytest.raises(si.InputError, match=f"model: {model.name} takes data of its own"):
+        with pytest.raises(si.InputError, match=f"model: {model.name} cannot be used inside another"):
             si.fit(handlers.condition(model, data={"gamma": 0.6}), grouped, key=jr.key(0))
     everything = handlers.condition(FULL_PATH, data={"gamma": 0.6, "c_gap": 2.0, "c_mean": 0.0})
     with pytest.raises(si.InputError, match="model: nothing is left to be sampled"):

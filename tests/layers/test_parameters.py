@@ -46,7 +46,7 @@ REFUSALS = {
     "pattern: layers of attention with different patterns have no limit in common": lambda: si.Stack(
         (ATTENTION, si.ShapedAttention(0.5, 1.0, pattern=si.CAUSAL))
     ).limit(),
-    "law: at finite width, stacks of attention and one other": lambda: si.Stack((MLP, ATTENTION)).finite_width(64),
+    "law: 'finite-width' supports attention": lambda: si.Stack((MLP, ATTENTION)).finite_width(64),
     "law: at finite width, .* others have a limit": lambda: si.Stack((ATTENTION, MLP, MLP)).finite_width(64),
 }
 

@@ -67,9 +67,7 @@ def causal_data():
 
 @pytest.mark.parametrize("model", ["thinned_path", "terminal", "hierarchical"])
 def test_models_that_know_no_mask_are_refused(model, key):
-    with pytest.raises(
-        ValueError, match=f"model: {model} knows no attention pattern but the full one; models.full_path does"
-    ):
+    with pytest.raises(ValueError, match=f"model: {model} supports unmasked attention only; use models.full_path"):
         si.fit(getattr(si.models, model), causal_data(), law="limit", key=key)
 
 

@@ -81,7 +81,10 @@ OBSERVED = [
     (lambda: si.take(si.observe(PROMPTS), tokens=0), "tokens: a "),
     (lambda: si.observe(X, pattern="causal"), r"pattern: a pattern, as si.CAUSAL or si.Pattern.of_mask\(matrix\), is"),
     (lambda: si.observe(X, pattern=si.Pattern(prompts=(1, 2))), r"pattern: prompts of 1 \+ 2 tokens for 2 tokens"),
-    (lambda: si.observe(PROMPTS, pattern=si.Pattern.of_mask([[1, 0], [1, 1]])), "pattern: prompts are masked by si.CA"),
+    (
+        lambda: si.observe(PROMPTS, pattern=si.Pattern.of_mask([[1, 0], [1, 1]])),
+        "pattern: several prompts support si.CA",
+    ),
     (lambda: si.Pattern(prompts=3), r"prompts: their numbers of tokens, as \(3, 5\), are needed, got 3"),
     (
         lambda: si.validate(xr.concat([si.observe(X), si.observe(X)], "prompt")),

@@ -46,10 +46,11 @@ def S1(V, mask=None) -> np.ndarray:
     """S₁^{αδ,βω} of Eq. 10 with means over the tokens to which α and β attend; zero for other δ and ω."""
     m, mask = len(V), everything(V) if mask is None else mask
     S = np.zeros((m, m, m, m), V.dtype)
+    one = [[V[mask[a], w].mean() for w in range(m)] for a in range(m)]
+    both = [[V[np.ix_(mask[a], mask[b])].mean() for b in range(m)] for a in range(m)]
     for a, d, b, w in product(range(m), repeat=4):
         if mask[a, d] and mask[b, w]:
-            one, other, both = V[mask[a], w].mean(), V[d, mask[b]].mean(), V[np.ix_(mask[a], mask[b])].mean()
-            S[a, d, b, w] = V[a, b] * (V[d, w] - one - other + both)
+            S[a, d, b, w] = V[a, b] * (V[d, w] - one[a][w] - one[b][d] + both[a][b])
     return S
 
 

@@ -47,7 +47,7 @@ REFUSALS = {
         (ATTENTION, si.ShapedAttention(0.5, 1.0, pattern=si.CAUSAL))
     ).limit(),
     "law: 'finite-width' supports attention": lambda: si.Stack((MLP, ATTENTION)).finite_width(64),
-    "law: at finite width, .* others have a limit": lambda: si.Stack((ATTENTION, MLP, MLP)).finite_width(64),
+    "law: 'finite-width' .* use law='limit'": lambda: si.Stack((ATTENTION, MLP, MLP)).finite_width(64),
 }
 
 

@@ -1,11 +1,11 @@
 """The information of increments on a temperature where the logarithm of S has heavy tails.
 
 A branch with few heads has an S that is nearly singular where tokens attend to the same single tokens in all heads, and
-the logarithm of its least eigenvalue has a heavy tail. By a normal law such increments tell too much of the
-temperature: its score has a variance J far above the information H. Here the scale-free part of an increment has a
-multivariate t law of the same mean and covariance, whose score is bounded. As composite likelihoods are (Pauli, Racugno
-and Ventura 2011), the log density of a block's temperature is then adjusted by draws of exact increments: multiplied by
-H/J, and moved by the bias of its score over H.
+the logarithm of its least eigenvalue has a heavy tail. A normal law makes posteriors of the
+temperature too narrow: its score has a variance J far above the information H. Here the scale-free part of an increment
+has a multivariate t law of the same mean and covariance, whose score is bounded. The log density of a block's
+temperature is then adjusted as a composite likelihood (Pauli, Racugno and Ventura 2011), by draws of exact increments:
+it is multiplied by H/J and moved by the bias of its score over H.
 """
 
 import math

@@ -81,8 +81,8 @@ def _congruence(A: Float[Array, "m m"]) -> Float[Array, "p p"]:
 class LogMatrixNormal(NamedTuple):
     """A random covariance D whose logarithm about its mean, log(L⁻¹ D L⁻ᵀ) with L Lᵀ = E D, is nearly normal.
 
-    A factor of D, such as g², shifts the logarithm, so that the density tells of it by its place only, as the exact one
-    does; a normal density of D itself would count its width too. With E = L⁻¹ D L⁻ᵀ − I of the covariance Σ, the
+    A factor of D, such as g², shifts the logarithm: it changes the density's location only, as in the exact law. In a
+    normal density of D itself it would change the width too. With E = L⁻¹ D L⁻ᵀ − I of the covariance Σ, the
     logarithm E − E²/2 + … has the mean −E[E²]/2 and the covariance Σ up to terms of higher order in Σ.
 
     Attributes:

@@ -49,7 +49,7 @@ def check(
     Arguments:
         post: the result of `fit`.
         data: the data that were fitted, to be compared with those in the posterior, which are checked: the transitions
-            that the fit used; of data in chunks (Dask) some of the networks, which a note says.
+            that the fit used; some of the networks for data in chunks (Dask), with a note.
         architecture: the layer, for a custom type of layer, which the posterior does not store.
 
     Returns:

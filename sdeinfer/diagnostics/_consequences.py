@@ -72,7 +72,7 @@ def consequences_of(sums: Sums, posterior: Posterior) -> pd.DataFrame:
     sd = np.where(free & (sd > 0), sd, np.inf)
     kept = (sums.squares > 0) & (sums.sizes > 0)
     size = sums.corrected[kept] / sums.sizes[kept]
-    # The mode of a law with the omitted part lies where that law's curvature says: its parameters correlate otherwise.
+    # The mode of a law with the omitted part follows from that law's curvature, whose correlations differ.
     omitted = [by @ covariance(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
     moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted, by_networks]
     rows = pd.DataFrame(np.array(moves) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known))
@@ -99,7 +99,7 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
     By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
     networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
     m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
-    the defaults are left out: where they matter, the data say so little that one step does not find the mode.
+    the defaults are left out: where they matter, the data identify so little that one step does not find the mode.
     """
     if not has_prior(posterior.tree) or not posterior.one_layer:
         return []

@@ -74,11 +74,11 @@ def of_identification(table: pd.DataFrame) -> dict[str, Verdict]:
     """Verdicts on what the data identify, from the table of `identification`."""
     verdicts = {}
     for name in table.index:
-        advice = f"the data say little of {name}"
+        advice = f"the data hardly identify {name}"
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
-            more = f"to know it to 10 % takes about {two_digits} times as many" if times < 1e6 else "nor would more"
+            more = f"10 % precision takes about {two_digits} times as many" if times < 1e6 else "nor would more"
             advice += f"; {more} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)

@@ -28,7 +28,7 @@ class OwnTests(NamedTuple):
     """Verdicts and notes of the tests for one kind of data."""
 
     verdicts: list[Verdict]  # whether the data obey the law
-    contractions: Mapping[str, Verdict]  # whether they say more of a parameter than its prior; of use if they obey it
+    contractions: Mapping[str, Verdict]  # whether they identify a parameter; of use if they obey the law
     notes: Sequence[str]  # misfits that were seen and do not matter
     assumed: Sequence[str] = ()  # what the parameters depend on and the data do not confirm
     beyond: Mapping[str, Verdict] = MappingProxyType({})  # whether a τ0 that they do not identify may leave the range

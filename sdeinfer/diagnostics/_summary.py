@@ -173,7 +173,7 @@ def of_geometry(post: xr.DataTree) -> list[Verdict]:
     if "sample_stats" not in post.children:
         return []
     statistics = post["sample_stats"].to_dataset()
-    advice = "the posterior is hard to explore, where the data say little or contradict the law: raise the warmup"
+    advice = "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
     verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]
     if "energy" in statistics:
         smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
@@ -199,7 +199,7 @@ def of_truth(table: pd.DataFrame) -> list[Verdict]:
 
 
 def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:
-    """Whether the data say more of parameters than their priors, by draws of both.
+    """Whether the posteriors of parameters are narrower than their priors, by draws of both.
 
     The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
     logarithms.
@@ -208,7 +208,7 @@ def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdic
     for name in names:
         draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
         posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
-        value, advice = 1 - posterior.var() / prior.var(), f"the data say little of {name}"
+        value, advice = 1 - posterior.var() / prior.var(), f"the data hardly identify {name}"
         verdicts[name] = at_least("identified", f"{name} contraction", value, CONTRACTION, advice)
     return verdicts
 

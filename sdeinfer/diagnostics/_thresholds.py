@@ -34,15 +34,15 @@ LEAST_USED, FEWEST_USED = 0.05, 0.01
 smallest acceptable one where they cannot be."""
 
 MOST = 0.5
-"""Fraction of transitions in range below which a note and the overall verdict state it: a fit to few says little of
-the others."""
+"""Fraction of transitions in range below which a note and the overall verdict state it: a fit to few is no
+evidence on the others."""
 
 EXCLUDED = 6.0
 """Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 96 draws."""
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
 """Upper bound on R-hat: the means of chains then differ by about 0.3 posterior sds. Above the second bound, means are
-rough, and a note says so."""
+rough, and there is a note."""
 
 ESS, ROUGH_ESS = 100, 400
 """Smallest acceptable effective sample size, for Monte Carlo errors of 0.1 posterior sds; below the second bound, means

@@ -137,7 +137,7 @@ def problem_of(
         case LatentLayers():
             if assumptions.other_terms:
                 raise InputError(
-                    f"model: {model.name} knows the package's terms of a limit only; models.full_path takes others"
+                    f"model: {model.name} supports the package's terms only; use models.full_path with other terms"
                 )
             return Latent(model, assumptions, assumptions.kind)
         case Groups():

@@ -1,4 +1,4 @@
-"""Templates: layers that say what a fit has to know of a layer beside the values of its parameters."""
+"""Templates: layers that give a fit everything but the values of the parameters."""
 
 import dataclasses
 import inspect
@@ -21,7 +21,7 @@ from sdeinfer.parameters import Coordinates, Parameter
 ARCHITECTURES: dict[str, type[AbstractLayer]] = {
     str(kind.architecture): kind for kind in (ShapedTransformer, ShapedAttention, ResidualFeedForward, ShapedMLP)
 }
-"""Types of layers by the names that files and the command line know."""
+"""Types of layers by their names in files and on the command line."""
 
 SIZES = tuple(dict.fromkeys(size for kind in ARCHITECTURES.values() for size in sizes_of(kind)))
 """Names of the sizes that some of these types have."""
@@ -93,7 +93,7 @@ def _undeclared(layer: AbstractLayer) -> str:
 
 
 def check_fittable(kind: AbstractLayer) -> None:
-    """Check that a template has a limit whose noise a fit knows, and no numbers but its parameters."""
+    """Check that a template has a limit with the package's noise, and no numbers but its parameters."""
     if is_named(kind):
         return
     if len(jax.tree.leaves(kind)) != len(kind.declared()):
@@ -107,7 +107,7 @@ def check_fittable(kind: AbstractLayer) -> None:
 
 
 def is_named(layer: AbstractLayer) -> bool:
-    """Whether files know the layer: by its type, and without parameters that the type does not need."""
+    """Whether files can name the layer: by its type, without parameters that the type does not need."""
     fields = (field for field in dataclasses.fields(layer) if "parameter" in field.metadata)
     needed = {field.name for field in fields if field.default is dataclasses.MISSING}
     return type(layer) is ARCHITECTURES.get(layer.architecture or "") and layer.declared().keys() == needed
@@ -143,7 +143,7 @@ def call_of(layer: AbstractLayer) -> str:
 
 
 def attributes_of_layer(layer: AbstractLayer) -> dict[str, Any]:
-    """Dataset attributes: the name, and the sizes that differ from their defaults, if files know the layer."""
+    """Dataset attributes: the name, and the sizes that differ from their defaults, if files can name the layer."""
     if not is_named(layer):
         return {"architecture": layer.name}
     sizes = {name: float(value) for name, value in own_sizes(layer).items() if name != "pattern"}

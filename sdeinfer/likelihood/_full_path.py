@@ -88,7 +88,7 @@ class CovariancePath(FullPath):
                 if jnp.shape(value) not in ((), (path.networks,)):
                     raise InputError(
                         f"{name}: one value, or one for each of {path.networks} networks, is needed; got the shape "
-                        f"{jnp.shape(value)}; a program with a layer of each network says so: si.models.each_network"
+                        f"{jnp.shape(value)}; declare a program with a layer of each network: si.models.each_network"
                     )
             path = path.by_network()
             layer = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (path.networks,)), layer)

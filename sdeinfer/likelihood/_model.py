@@ -71,7 +71,7 @@ class AbstractModel(abc.ABC):
     def acceptance(self) -> float:
         """Target acceptance probability of NUTS.
 
-        Where data say little of τ0 or of the gap, the posterior bends: with 0.8, half to 2 % of the draws diverge
+        Where data hardly identify τ0 or the gap, the posterior bends: with 0.8, half to 2 % of the draws diverge
         there, with 0.9 a tenth as many, for 1.3 times the steps.
         """
         return 0.9

@@ -60,8 +60,8 @@ def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[
 def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:
     """Number of local maxima on the circle of the potential Σ_j exp(β⟨x, x_j⟩), whose gradient tokens follow.
 
-    These are the clusters that attention tells apart, from an angle of 2/√β or so on. They need no threshold, and count
-    tokens also before they have come close.
+    These are the clusters that attention can resolve, at angles above about 2/√β. They need no threshold, and count
+    tokens before they have come close.
 
     Arguments:
         tokens: tokens on the unit circle, shape (*times, n, 2).

@@ -86,9 +86,9 @@ class Observer:
 
     Arguments:
         width: n, the number of features of the hidden states, to be checked; None for any.
-        tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all. `observe` says when a
-            subset of the tokens can be fitted.
-        prompts: the prompts to observe, likewise.
+        tokens: the tokens of each prompt to observe, as indices, a mask or a slice; None for all. see `observe` for
+            the subsets that can be fitted.
+        prompts: the prompts to observe, in the same form.
         pattern: which tokens each token attends to, before a choice; the prompts of a dimension of prompts are added.
         first_network: number of the first network, if networks are observed in parts.
 

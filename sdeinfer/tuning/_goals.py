@@ -25,10 +25,10 @@ FORMS = "E[…], sd[…], q95(…), P(… < 2) or P(… > 2)"
 
 
 def parse_constraint(text: str) -> of.Constraint:
-    """The constraint that a text says, such as `P(norm factor < 2) >= 0.95` or `q95(largest correlation) <= 0.9`.
+    """The constraint that a text states, such as `P(norm factor < 2) >= 0.95` or `q95(largest correlation) <= 0.9`.
 
     Raises:
-        InputError: for a text that is not understood.
+        InputError: for a text that cannot be parsed.
     """
     found = re.fullmatch(rf"(.+?) ?(<=|>=|≤|≥) ?{NUMBER}", _spaced(text))
     if found is None:
@@ -41,10 +41,10 @@ def parse_constraint(text: str) -> of.Constraint:
 
 
 def parse_criterion(text: str) -> of.AbstractCriterion | str:
-    """The criterion that a text says, such as `E[effective rank]`; a single word is the name of a parameter.
+    """The criterion that a text names, such as `E[effective rank]`; a single word is the name of a parameter.
 
     Raises:
-        InputError: for a text that is not understood.
+        InputError: for a text that cannot be parsed.
     """
     return text.strip() if text.strip().isidentifier() else _criterion(_spaced(text))
 

@@ -319,7 +319,7 @@ def test_a_path_takes_the_indices_of_a_plate(data):
         (with_noise, "but noise is of each network"),
         (masked, "but covariance is of each network"),
         (some_of, "but V is of each network"),
-        (of_covariate, "gamma: one value, or one for each of 1 networks, .* a layer of each network says so"),
+        (of_covariate, "gamma: one value, or one for each of 1 networks, .* declare a program with a layer of each"),
         (mixture, "model: mixture is declared .*, but no single layer is observed: si.models.each_network"),
         (by_factor, "model: by_factor is declared .*: si.models.each_network"),
         (functools.partial(subsampled, size=2), r"the plate network of subsampled takes 2 of|plate: "),

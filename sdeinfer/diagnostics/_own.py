@@ -156,7 +156,8 @@ def _of_alternatives(
         if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
             continue
         name = max(shared, key=lambda name: moves[name])
-        what = f"{kind_in_words(each.architecture)} (mode of {name}: {each.values[name]:.3g} instead of {own.values[name]:.3g})"
+        moved = f"mode of {name}: {each.values[name]:.3g} instead of {own.values[name]:.3g}"
+        what = f"{kind_in_words(each.architecture)} ({moved})"
         if each.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {what}")
             assumed += different_sizes(kind, each.architecture)

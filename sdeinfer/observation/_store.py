@@ -89,7 +89,9 @@ def write(data: xr.Dataset | xr.DataTree, path: str | Path, *, append: bool = Fa
             if path.suffix == ZARR:
                 _without_encoding(data).to_zarr(temporary, mode="w", **ZARR_FORMAT)
             else:
-                data.to_netcdf(temporary, engine="h5netcdf")
+                # HDF5 ends the process where the disk is full, so that it gets memory, of the size of the file.
+                with data.to_netcdf(engine="h5netcdf") as content, temporary.open("wb") as file:
+                    file.write(content)
         except (TypeError, ValueError) as error:  # of an attribute that the format does not hold
             raise InputError(f"{path}: cannot be written ({first_line(error)})") from error
 

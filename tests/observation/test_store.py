@@ -61,21 +61,6 @@ def test_unreadable_files_are_named(tmp_path, networks):
             call(tmp_path / name)
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(networks, tmp_path, monkeypatch):
-    write(networks, tmp_path / "data.nc")
-    before = (tmp_path / "data.nc").read_bytes()
-
-    def fail(self, path, **_):
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
-    with pytest.raises(ValueError, match="data.nc: cannot be written .No space left on device"):
-        write(networks, tmp_path / "data.nc")
-    assert (tmp_path / "data.nc").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["data.nc"]
-
-
 @pytest.mark.parametrize("name", ["data.nc", "data.zarr"])
 def test_groups_of_text_survive_a_file_in_the_order_of_their_first_networks(networks, name, tmp_path):
     si.write(networks.assign_coords(group=("network", ["late", *["early"] * 23])), tmp_path / name)

@@ -54,3 +54,19 @@ html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "use_download_button": False}
+
+# Pages that are gone, and where their readers go.
+MOVED = {"guides/compare": "misfit.html#compare-architectures", "guides/speed": "larger_than_memory.html"}
+
+
+def write_redirects(app, exception):
+    """Write a page for each one that is gone, which sends browsers on."""
+    if exception is None and app.builder.format == "html":
+        for page, target in MOVED.items():
+            text = f'<meta http-equiv="refresh" content="0; url={target}"><a href="{target}">This page has moved.</a>\n'
+            Path(app.outdir, f"{page}.html").write_text(text, encoding="utf-8")
+
+
+def setup(app):
+    """Write the redirects after a build."""
+    app.connect("build-finished", write_redirects)

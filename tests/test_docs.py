@@ -77,16 +77,15 @@ def test_scripts_are_short(page):
 
 
 def test_every_guide_is_in_the_index():
-    listed = re.search(r"```{toctree}\n(.*?)```", (DOCS / "guides" / "index.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert listed is not None
-    assert sorted(re.findall(r"^\w+$", listed[1], re.MULTILINE)) == sorted(
-        page.stem for page in PAGES if page.parent.name == "guides" and page.stem != "index"
-    )
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    guides = sorted(page.stem for page in PAGES if page.parent.name == "guides")
+    assert sorted(re.findall(r"^guides/(\w+)$", text, re.MULTILINE)) == guides
+    assert set(re.findall(r"\]\(guides/(\w+)\.md\)", text)) == set(guides)
 
 
 @pytest.mark.parametrize(
     "page",
-    ["your_networks", *(pytest.param(page, marks=pytest.mark.long) for page in ("verdict", "misfit", "compare"))],
+    ["your_networks", *(pytest.param(page, marks=pytest.mark.long) for page in ("verdict", "misfit"))],
 )
 def test_scripts_print_what_the_page_says(page, run):
     run(f"guides/{page}")
@@ -122,7 +121,6 @@ def test_latent_layers_outputs_and_groups_are_fitted(run):
     groups = si.summarise(found["post"]).filter(like="group_gamma", axis=0)
     assert_within((groups["mean"] - 0.6) / groups["sd"])
     assert found["outputs"].attrs["outputs"] == 32
-    np.testing.assert_array_equal(np.unique(found["widths"]["width"]), [64, 128])
 
 
 def test_hand_over(run):
@@ -141,12 +139,10 @@ def test_initialisations_are_tuned(run, capsys):
     assert isinstance(found["profile"].layer, si.OverDepth)
 
 
-@pytest.mark.long  # a GPT-2 with its weights, four times
+@pytest.mark.long  # a GPT-2 with its weights, twice
 def test_blocks_are_fitted_and_judged(run):
     found = run("guides/blocks")
     assert found["verdicts"].assumed == ("mlp.gain",)
-    notes = [note.partition(" ± ")[0] for note in found["without_factor"].notes]
-    assert notes == ["attention.strength is 4.93", "mlp.strength is 4.9"]
     assert "attention of branch 6" in found["one_strong"].cause.advice
     every = found["every"]["posterior"]["attention.strength"].sel(layer=3)
     assert_within((every.mean() - 1.5 * 0.11314) / every.std())
@@ -203,20 +199,12 @@ def test_tokens_cluster_and_are_fitted(run):
     assert "value matrix" in found["verdicts"].cause.advice
 
 
-@pytest.mark.long  # training, and a fit
-def test_a_trained_network_is_rejected(run):
-    found = run("guides/trained")
-    passed = {step: audit.passed for step, audit in found["audits"].items()}
-    assert passed == {0: True, 3: False, 10: False, 30: False}
-    assert not found["verdicts"].passed
-
-
 @pytest.mark.slow  # fifty fits by two laws
 def test_a_users_program_is_calibrated(run):
     """By the law of finite width; the test of the page finds that the limit's law is not."""
     found = run("guides/your_program")
     for name in found["names"]:
-        assert stats.kstest(found["ranks"]["prior_sbc"][name], "uniform").pvalue > share()
+        assert stats.kstest(found["ranks"]["finite width"][name], "uniform").pvalue > share()
     assert stats.kstest(found["ranks"]["limit"]["gamma"], "uniform").pvalue < 1e-4
 
 

@@ -56,7 +56,16 @@ html_show_sourcelink = False
 html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "use_download_button": False}
 
 # Pages that are gone, and where their readers go.
-MOVED = {"guides/compare": "misfit.html#compare-architectures", "guides/speed": "larger_than_memory.html"}
+MOVED = {
+    "guides/compare": "misfit.html#compare-architectures",
+    "guides/speed": "larger_than_memory.html",
+    "theory/exact_laws": "layers.html#exact-laws",
+    "theory/patterns": "noise.html#attention-patterns",
+    "theory/bridges": "likelihood.html#layers-between-two-observations",
+    "theory/criteria": "tuning.html#derivatives-of-criteria",
+    "theory/increments": "blocks.html#the-density-of-an-increment",
+    "theory/meanfield_inference": "meanfield.html#the-law-of-observed-tokens",
+}
 
 
 def write_redirects(app, exception):

@@ -14,7 +14,7 @@ LONG_CASES = (
     "test_chain.py::test_linear_layers_have_their_exact_moments[weights-heads]",
     "test_eigen.py::test_equal_zero_and_nearly_equal_eigenvalues[8]",
     "test_widths.py::test_moments_of_one_layer_tend_to_the_limit[attention]",
-    "test_adjustment.py::test_the_mode_is_that_of_the_exact_law[1]",
+    "test_adjustment.py::test_the_mode_is_that_of_the_uncompressed_law[1]",
     "test_chain.py::test_linear_layers_have_their_exact_moments[weights-projection]",
     "test_batched.py::test_gradients_are_finite_in_a_batch_that_holds_singular_matrices[17]",
     "test_statistics.py::test_statistics_lose_nothing_wherever_the_prior_goes[feedforward]",

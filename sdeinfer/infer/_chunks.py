@@ -1,7 +1,8 @@
 """Networks larger than memory: Dask reads them in chunks, and adds the statistics of the chunks.
 
 Some networks, evenly spaced, are in memory. They determine the range of the law, the layout of the statistics and the
-adjustment of the likelihood. All networks determine the posterior: its statistics, and its mode under the exact law.
+adjustment of the likelihood. All networks determine the posterior: its statistics, and its mode under the uncompressed
+law.
 """
 
 import dataclasses

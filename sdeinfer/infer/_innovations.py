@@ -2,7 +2,8 @@
 
 `PathStatistics` replace the features of V in the variances by functions of e. For 500 networks of width 512 and depth
 64 this moves γ and τ0 by 0.3 of a posterior standard deviation (root mean square), and by 2.5 where attention is
-strong. Newton steps with the score of the exact law find the difference of the modes, and the `Adjustment` removes it.
+strong. Newton steps with the score of the uncompressed law find the difference of the modes, and the `Adjustment`
+removes it.
 """
 
 import math
@@ -172,8 +173,8 @@ def shift_to_exact_mode(
         step[free] = np.linalg.solve(information, here.score[free])
         length, largest = math.sqrt(step @ here.information @ step), abs(step).max()
         whole = math.sqrt((shift + step) @ first @ (shift + step))
-        # Features that large make the exact law, an expansion in them, hold less than that of the statistics, as in
-        # networks that explode. With much data a small shift is many standard deviations long.
+        # Features that large make the uncompressed law, an expansion in them, hold less than that of the statistics,
+        # as in networks that explode. With much data a small shift is many standard deviations long.
         if not max(length, whole) < 4.0 and not max(largest, abs(shift + step).max()) < 0.5:
             return np.zeros_like(u)
         if length < short:

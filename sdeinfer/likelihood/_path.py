@@ -26,7 +26,7 @@ from sdeinfer.terms import AbstractTerm
 class Adjustment(eqx.Module):
     """ℓ(u) → ℓ(û + C (u − û − s))/φ, with the layer's coordinates u (`Coordinates.unconstrained`).
 
-    `centre` is û, `matrix` C, `shift` s, the mode under the exact law of a layer less û, and `dispersion` φ. For τ0
+    `centre` is û, `matrix` C, `shift` s, the mode under the uncompressed law less û, and `dispersion` φ. For τ0
     below `least_tau0` the law of attention does not hold for the data; ℓ is constant there, and the prior determines
     the posterior. `error` is the relative Monte Carlo error of the adjusted standard deviations, the largest of all.
     """

@@ -111,7 +111,7 @@ class PSDSplitting(diffrax.AbstractItoSolver):
 
     The solver state has the stopping time of each path; a stopped path keeps its state. A path is stopped
 
-    - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Definition 4.1), and
+    - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Fig. 5), and
     - at the start of a step over which its drift would change V by more than half of V, that overflows, or that ends
       where the path explodes at once: the attention drift is cubic, so the path explodes within about that step (§4.4).
       With dV/dt = θ₁ T V and T quadratic in V, V is infinite after 1/(2θ₁T): at this bound, after the step.

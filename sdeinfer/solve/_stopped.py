@@ -1,4 +1,4 @@
-"""Stopping times: the first time at which an eigenvalue of V leaves a range (Definition 4.1, §4.4)."""
+"""Stopping times: the first time at which an eigenvalue of V leaves a range (§4.4, Fig. 5)."""
 
 import enum
 import math
@@ -58,7 +58,9 @@ def simulate_stopped(
     step: float = 0.01,
     key: PRNGKeyArray,
 ) -> StoppedPaths:
-    """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (Definition 4.1).
+    """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (§4.4, Fig. 5).
+
+    Definition 4.1 stops where a norm of V reaches r: for a definite V, `within=(0, r)` does so with the spectral norm.
 
     V is checked after every step: an excursion within one step is missed, so that stopping times are late by O(√step).
     In single precision an eigenvalue below about 10⁻⁶ of the largest is rounding, and stops the path at any lower

@@ -69,7 +69,7 @@ def exact(u, terms):
 
 
 @pytest.mark.parametrize("networks", [40, 1200])
-def test_the_mode_is_that_of_the_exact_law(networks):
+def test_the_mode_is_that_of_the_uncompressed_law(networks):
     """At the shifted mode the naive exact score is that of the statistics at theirs, less that of the priors.
 
     What is left after the last step, which is shorter than a quarter, was at most 0.08 standard deviations for four

@@ -88,10 +88,10 @@ class Observe:
     `LowPrecisionWarning` reports when the rounding of float16 or bfloat16 matters.
 
     The networks must be independent, each with weights of its own. **Prompts** of one network share its weights; if
-    they are passed as networks, the same weights count several times (`check` reports that). The tokens of all prompts
-    have one covariance; the attributes `prompts` and `causal` record which tokens each token attends to, and a fit uses
-    them. A fit with prompts or a mask costs O(p³) for each layer of each network, p = m(m + 1)/2: 8 tokens take
-    seconds, 12 take minutes, and `LARGEST_TOKENS` is the bound.
+    they are passed as networks, the same weights count several times (`check` finds that if prompts share tokens). The
+    tokens of all prompts have one covariance; the attributes `prompts` and `causal` record which tokens each token
+    attends to, and a fit uses them. A fit with prompts or a mask costs O(p³) for each layer of each network,
+    p = m(m + 1)/2: 8 tokens take seconds, 12 take minutes, and `LARGEST_TOKENS` is the bound.
 
     A subset of the prompts has a law of its own; so has a subset of the tokens if they contain all tokens that they
     attend to. Others are not Markov processes, and a fit of attention to them is refused. See `take` for covariances

@@ -1,7 +1,6 @@
 """Is a network initialised as it claims?"""
 
 import dataclasses
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._findings import FAILS, findings_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import candidates
+from sdeinfer.auditing._inputs import candidates, needed
 from sdeinfer.auditing._law import Law, law_of
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
@@ -133,26 +132,19 @@ def _hint(books: Books, rule: Recipe, network: Any, *, known: bool) -> str:
 
 def books_of(network: Any, inputs: Any = None) -> Books:
     """Read the books: a pass, a second one with a token changed, and the laws of all parameters."""
-    record, again = _passes(network, inputs)
+    record, given = first_pass(network, inputs)
     account = account_of(Graph(record))
-    found = Dependences() if again is None else again(account)
+    other = changed(given) if isinstance(given, dict) else None
+    found = Dependences()
+    if other is not None:
+        second = _tap(network)[0](network, other[0])
+        found = dependences_of(account, second, other[1], next(iter(given.values())).shape[0])
     laws = {name: law_of(each) for name, each in record.parameters.items()}
     return Books(account, laws, found, record.name)
 
 
-def account_only(network: Any, inputs: Any = None) -> Account:
-    """The account of a pass alone; of a model of JAX without evaluating it."""
-    if is_torch(network):
-        return account_of(Graph(_passes(network, inputs)[0]))
-    from sdeinfer.auditing._jax import record_of
-    from sdeinfer.auditing._jax_models import as_tensors
-
-    if inputs is None:
-        raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments")
-    return account_of(Graph(record_of(network, as_tensors(inputs, network), evaluated=False)))
-
-
-def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Dependences] | None]:
+def _tap(network: Any) -> tuple[Callable[..., Record], Callable[..., Any]]:
+    """What runs a model and records it, and what makes its inputs."""
     if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:
@@ -160,27 +152,44 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
         from sdeinfer.auditing._jax_models import as_tensors, require_model
 
         require_model(network)
-    errors: list[str] = []
-    tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network) if is_torch(network) else []
-    for given in tried:
+    return record_of, as_tensors
+
+
+def first_pass(network: Any, inputs: Any) -> tuple[Record, Any]:
+    """The record of a pass, with the inputs given, or with the first ones that fit."""
+    record_of, as_tensors = _tap(network)
+    name = type(network).__name__
+    if inputs is not None:
+        given = as_tensors(inputs, network)
         try:
-            record = record_of(network, given)
+            return record_of(network, given), given
         except InputError:
             raise
         except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            errors.append(f"{type(error).__name__}: {text[0][:120]}")
-            continue
-        other = changed(given) if isinstance(given, dict) else None
-        if other is None:
-            return record, None
-        second = record_of(network, other[0])
-        items = next(iter(given.values())).shape[0]
-        return record, functools.partial(dependences_of, record=second, size=other[1], items=items)
-    if inputs is not None:
-        raise InputError(f"inputs: {type(network).__name__} cannot be run with them ({errors[0]})")
+            raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
+    if not is_torch(network):
+        raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
+    tried, errors = candidates(network), []
+    given = next(tried, None)
+    while given is not None:
+        try:
+            return record_of(network, given), given
+        except InputError:
+            raise
+        except Exception as error:
+            errors.append(_line(error))
+        try:
+            given = tried.send(errors[-1])
+        except StopIteration:
+            break
+    names = ", ".join(needed(network)) or "its argument"
     why = f" ({errors[0]})" if errors else ""
-    raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments{why}")
+    raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{why}")
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0][:120]}"
 
 
 def made(model: Any, seed: int) -> Any:

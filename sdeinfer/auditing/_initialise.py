@@ -8,9 +8,11 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._audit import Books, account_only, books_of, is_torch, judged, made, recipe_of
+from sdeinfer.auditing._audit import books_of, first_pass, is_torch, judged, made, recipe_of
+from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
+from sdeinfer.auditing._roles import account_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +73,7 @@ def initialise(
             differ. The model is not changed then.
     """
     network = made(model, seed)
-    account = account_only(network, inputs)
+    account = account_of(Graph(first_pass(network, inputs)[0]))
     if not account.streams:
         raise InputError("model: it has no residual stream, whose branches could be drawn")
     own = {"width": account.width, "layers": account.layers}
@@ -89,7 +91,7 @@ def initialise(
     network = _filled(network, drawn)
     if not audited:
         return Initialised(network, None, rows)
-    books: Books = books_of(network, inputs)
+    books = books_of(network, inputs)
     in_branches = dataclasses.replace(
         whole,
         sd=lambda m: whole.sd(m) if _in_branch(m) else None,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._jax_models import function_of
+from sdeinfer.auditing._jax_numpy import evaluated
 from sdeinfer.auditing._jax_operations import node_of_primitive
 from sdeinfer.auditing._record import Node, Parameter, Record
 
@@ -14,13 +15,12 @@ INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Where primitives that call a function have it."""
 
 
-def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True) -> Record:
-    """Run a model once, primitive by primitive; if not `evaluated`, only its graph is read, without numbers.
+def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
+    """Run a model once, primitive by primitive.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its inputs by name; "" for one positional argument.
-        evaluated: whether numbers are computed.
     """
     import jax
 
@@ -33,7 +33,7 @@ def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True
         return function(values, *([named.pop("")] if "" in named else []), **named)
 
     closed = jax.make_jaxpr(run)(list(leaves.values()), list(given.values()))
-    walk = _Walk(leaves, evaluated)
+    walk = _Walk(leaves)
     arguments = [Node("input", (), value.shape, key, rows=_rows(value)) for key, value in given.items()]
     for node in arguments:
         walk.add(node)
@@ -75,8 +75,7 @@ def _opened(jaxpr: Any) -> tuple[Any, Any]:
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
-    def __init__(self, leaves: Mapping[str, Any], evaluated: bool = True):  # noqa: FBT001, FBT002
-        self.evaluated = evaluated
+    def __init__(self, leaves: Mapping[str, Any]):
         self.nodes: list[Node] = []
         self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
@@ -139,22 +138,14 @@ class _Walk:
         if name == "scan":
             return self.scan(equation, nodes, values)
         if name == "cond":
-            branch = parameters["branches"][int(values[0]) if self.evaluated else -1]
+            branch = parameters["branches"][int(values[0])]
             return self.run(*_opened(branch), nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
         if inner is not None and name != "while":
             return self.run(*_opened(inner), nodes, values)
 
-        if not self.evaluated:
-            shapes = [variable.aval for variable in equation.outvars]
-            return [
-                (self.add(node_of_primitive(name, parameters, nodes, tuple(each.shape), values)), each)
-                for each in shapes
-            ]
-        out = equation.primitive.bind(*values, **parameters)
-        outputs = list(out) if equation.primitive.multiple_results else [out]
         found = []
-        for value in outputs:
+        for value in evaluated(equation, values):
             node = node_of_primitive(name, parameters, nodes, tuple(getattr(value, "shape", ())), values)
             if str(value.dtype).startswith("key<"):
                 pass
@@ -168,8 +159,6 @@ class _Walk:
 
     def scan(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """The steps of a loop; stacked parameters are cut into those of its steps."""
-        import jax.numpy as jnp
-
         parameters = equation.params
         (jaxpr, held), length = _opened(parameters["jaxpr"]), parameters["length"]
         # What is stacked has one axis more outside than inside.
@@ -181,7 +170,7 @@ class _Walk:
         order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
         for number in order:
             pieces = [
-                (self.piece(node, number, value.shape[1:]), value[number] if self.evaluated else value)
+                (self.piece(node, number, value.shape[1:]), value[number])
                 for node, value in list(zip(nodes, values, strict=True))[consts + carries :]
             ]
             given = [*list(zip(nodes, values, strict=True))[:consts], *carry, *pieces]
@@ -191,7 +180,7 @@ class _Walk:
         stacks = stacks[::-1] if parameters["reverse"] else stacks
         stacked = []
         for each in zip(*stacks, strict=True):
-            value = jnp.stack([value for _, value in each]) if self.evaluated else each[0][1]
+            value = np.stack([value for _, value in each])
             live = tuple(node for node, _ in each if not node.fixed)
             stacked.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
         return [*carry, *stacked]

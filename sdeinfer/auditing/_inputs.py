@@ -1,6 +1,7 @@
 """Inputs for a pass: two items of a batch with few tokens, a small image or a short sound, that fit a model."""
 
 import inspect
+import itertools
 import math
 import re
 import sys
@@ -17,6 +18,9 @@ BATCH = 2
 
 FRAMES = 64
 """Number of frames of a sound, or of steps of a series."""
+
+MOST = 16
+"""Inputs that are tried of one choice of arguments."""
 
 
 def candidates(model: Any) -> Generator[dict[str, Any], str, None]:
@@ -50,20 +54,23 @@ def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Generator[dic
     known = [name for name in names if made.known(name) and name not in OTHER]
     for chosen in (first, [*first, *towers], [*first, *known], ["input_ids", "decoder_input_ids"], ["pixel_values"]):
         chosen = [name for name in dict.fromkeys(chosen) if name in names and made.known(name)]
-        for number in range(max((len(made.values(name)) for name in chosen), default=0)):
-            given = {name: made.values(name)[min(number, len(made.values(name)) - 1)] for name in chosen}
+        places = itertools.product(*(range(len(made.values(name))) for name in chosen))
+        for each in sorted(itertools.islice(places, MOST * MOST), key=sum)[:MOST]:
+            given = {name: made.values(name)[place] for name, place in zip(chosen, each, strict=True)}
             error = yield given | options
             for _ in range(3):  # an error often names what is missing
-                named = [
-                    name
-                    for name in names
-                    if name not in given and made.known(name) and re.search(rf"\b{name}\b", error or "")
-                ]
-                if not named:
+                missing = [name for name in names if name not in given and re.search(rf"\b{name}\b", error or "")]
+                more = {name: made.values(name)[0] for name in missing if made.known(name)}
+                if "Cache" in (error or "") and "use_cache" not in given:
+                    more |= {"use_cache": False}
+                if not more:
                     break
-                given |= {name: made.values(name)[0] for name in named[:1]}
+                given |= dict(list(more.items())[:1])
                 error = yield given | options
 
+
+PACKED = {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes"}
+"""Arguments that say how patches of several images are packed."""
 
 OTHER = ("inputs_embeds", "decoder_inputs_embeds", "position_ids", "token_type_ids", "hidden_states", "labels")
 """Arguments that stand for others, or that are made where they are left out."""
@@ -106,12 +113,10 @@ class _Inputs:
             case "pixel_values" | "prompt_pixel_values":
                 images = [_normal(BATCH, channels, *side) for side in sides]
                 frames = self.size("num_frames", "tubelet_size", default=2)
-                flat, patch = self._patches()
-                packed = [flat, patch]
-                if {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes"} & {
-                    *inspect.signature(self.model.forward).parameters
-                }:
-                    return [*packed, flat.reshape(BATCH, -1, flat.shape[-1]), *images]
+                if PACKED & {*inspect.signature(self.model.forward).parameters}:
+                    packed = self._patches()
+                    items = [each.reshape(BATCH, -1, each.shape[-1]) for each in packed[:-1]]
+                    return [*packed, *items, *images]
                 return [*images, _normal(BATCH, frames, channels, *sides[0]), _normal(BATCH, 2, channels, *sides[0])]
             case "pixel_values_videos":
                 frames = self.size("num_frames", "frames_per_clip", default=2)
@@ -151,13 +156,14 @@ class _Inputs:
                 return [times if name == "timesteps" else _normal(BATCH, TOKENS, of)]
             case "visual_feats" | "visual_pos":
                 return [_normal(BATCH, TOKENS, self.size("visual_feat_dim") if name == "visual_feats" else 4)]
+            case "encoder_hidden_states":
+                return [_normal(BATCH, TOKENS, self.size("encoder_hidden_size", "hidden_size", default=64))]
             case "context_hidden_states" | "noise_embeds" | "query_embeds" | "inputs_embeds" | "latents":
                 return [_normal(BATCH, TOKENS, width), _normal(BATCH, width, TOKENS)]
         if name.endswith("mask") and ("feature" in name or "mel" in name):
-            first = self._features()
-            return [
-                torch.ones(BATCH, each.shape[axis], dtype=torch.bool) for each, axis in zip(first, (2, 1), strict=True)
-            ]
+            first, second, *_ = self._features()
+            frames = dict.fromkeys((first.shape[2], second.shape[1]))
+            return [torch.ones(BATCH, each, dtype=torch.bool) for each in frames]
         if name.endswith("attention_mask") or name == "pixel_attention_mask":
             tokens = self._grid() ** 2 if name.startswith("pixel") else TOKENS
             return [torch.ones(BATCH, tokens, dtype=torch.long)]
@@ -185,13 +191,13 @@ class _Inputs:
 
     def _patches(self) -> list[Any]:
         """Patches of all images in one axis: as many entries as the first weights read, flat and as images."""
-        patch = self.size("patch_size", default=8)
+        patch, times = self.size("patch_size", default=8), self.size("temporal_patch_size", default=2)
         channels = self.size("num_channels", "in_channels", "in_chans", default=3)
-        weights = (each for each in self.model.parameters() if each.dim() > 1)
-        entries = next((math.prod(each.shape[1:]) for each in weights), channels * patch**2)
+        read = (each.weight for each in self.model.modules() if type(each).__name__.startswith(("Linear", "Conv")))
+        entries = [next((math.prod(each.shape[1:]) for each in read), 1), channels * patch**2 * times]
         count = BATCH * self._grid() ** 2
-        side = math.isqrt(max(entries // channels, 1))
-        return [_normal(count, entries), _normal(count, channels, side, side)]
+        flat = [_normal(count, each) for each in dict.fromkeys((*entries, channels * patch**2))]
+        return [*flat, _normal(count, channels, patch, patch)]
 
     def _features(self) -> list[Any]:
         bins = self.size("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "input_feat_size",
@@ -199,7 +205,10 @@ class _Inputs:
         frames = 2 * self.size("max_source_positions", default=FRAMES // 2)
         frames = self.size("n_window", default=frames // 2) * 2
         length = self.size("max_length", default=FRAMES)
-        return [_normal(BATCH, bins, frames), _normal(BATCH, length if 16 < length <= 1024 else FRAMES, bins)]
+        length = length if 16 < length <= 1024 else FRAMES
+        read = next((each.in_features for each in self.model.modules() if hasattr(each, "in_features")), bins)
+        shapes = [(BATCH, bins, frames), *((BATCH, length, each) for each in dict.fromkeys((bins, 128, read)))]
+        return [_normal(*shape) for shape in (*shapes, (BATCH, 1, length, bins))]
 
 
 def _parts(config: Any) -> Iterator[Any]:

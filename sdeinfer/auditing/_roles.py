@@ -192,6 +192,9 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
         elif node.kind == "norm":
             for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
                 note(name, role, node)
+            if "mean" in node.about.get("gain", {}):
+                of = node.about["gain"]
+                gains.setdefault(node.parameters[0], []).append((of["mean"], of["sd"]))
         elif node.kind == "scale" and node.parameters:
             at = graph.term(node.inputs[0]).origin
             normed = at.kind == "norm"

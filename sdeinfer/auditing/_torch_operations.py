@@ -63,7 +63,8 @@ def node_of_operation(
     if name == "embedding" or (name in ("index", "index_select", "gather") and inputs[0].fixed and names):
         return Node("embedding", live, shape, name, names)
     if name in NORMS:
-        return Node("norm", live[:1], shape, name, names)
+        gain = next((each for each in inputs if each.fixed and each.parameters), None)
+        return Node("norm", live[:1], shape, name, names, about={} if gain is None else {"gain": gain.about})
     if name in ("_softmax", "softmax", "_safe_softmax", "_log_softmax"):
         return Node("softmax" if "log" not in name else "other", live, shape, name)
     if name in SUMS:

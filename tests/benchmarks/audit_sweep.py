@@ -22,17 +22,17 @@ warnings.filterwarnings("ignore")
 
 SMALL = {
     64: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
-    "encoder_hidden_size model_dim",
+    "encoder_hidden_size model_dim cross_hidden_size",
     3: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers depth",
     4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads "
     "num_experts num_local_experts n_routed_experts moe_num_experts decoder_num_attention_heads "
-    "linear_num_value_heads",
-    2: "num_key_value_heads num_kv_heads num_experts_per_tok moe_topk linear_num_key_heads",
+    "linear_num_value_heads cross_num_attention_heads cross_num_key_value_heads",
+    2: "num_key_value_heads num_kv_heads num_experts_per_tok num_experts_per_token moe_topk moe_k linear_num_key_heads",
     128: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner decoder_intermediate_size "
     "ffn_hidden_size max_position_embeddings",
     16: "head_dim d_kv kv_channels attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank "
-    "linear_key_head_dim linear_value_head_dim",
+    "linear_key_head_dim linear_value_head_dim cross_head_dim",
     8: "qk_rope_head_dim",
     32: "moe_intermediate_size image_size shared_expert_intermediate_size q_lora_rank expert_ffn_hidden_size",
     199: "vocab_size",
@@ -45,6 +45,9 @@ FEW = {name: 2 for value in (3,) for name in SMALL[value].split()} | {"vocab_siz
 FEW |= {name: 4 for name in NAMES if "experts" in name and "per_tok" not in name} | {"num_experts_per_tok": 2}
 SECONDS = 60
 """Time after which a type is given up: on a busy machine."""
+
+WIDE = NAMES | {name: 512 for name in SMALL[64].split()} | {name: 128 for name in SMALL[16].split()}
+"""Heads of 128 entries, whose rotations are cut into sections."""
 
 LARGEST = 100_000_000
 """Number of parameters beyond which a model is not built."""
@@ -63,14 +66,15 @@ def small(config_class, sizes: dict) -> dict:
     arguments = {}
     known = default.to_dict()
     for name, value in known.items():
-        if name in sizes and isinstance(value, int) and not isinstance(value, bool):
+        expected = isinstance(value, int) and not isinstance(value, bool) or (value is None and "per_tok" in name)
+        if name in sizes and expected:
             arguments[name] = sizes[name]
         part = getattr(default, name, None)
         if isinstance(value, dict) and isinstance(part, hf.PretrainedConfig):
             arguments[name] = small(type(part), sizes) | {"model_type": value.get("model_type", "")}
         if name.endswith("token_id") and isinstance(value, int) and value > 198:
             arguments[name] = 1
-    if sizes is NAMES:
+    if sizes is not FEW:
         if known.get("num_attention_heads") is not None and known["num_attention_heads"] == known.get(
             "num_key_value_heads"
         ):
@@ -79,7 +83,7 @@ def small(config_class, sizes: dict) -> dict:
             arguments["head_dim"] = NAMES["qk_rope_head_dim"]
         for name, value in known.items():
             if isinstance(value, dict) and "mrope_section" in value:
-                arguments[name] = value | {"mrope_section": [4, 2, 2]}
+                arguments[name] = value | {"mrope_section": [4, 2, 2] if sizes is NAMES else [16, 24, 24]}
     return arguments
 
 
@@ -102,16 +106,15 @@ def built(config_class, sizes: dict):
 
 
 def row_of(kind: str, config_class) -> dict:
-    """The row of a type at small sizes; if it cannot be built or run so, at its own sizes with two layers."""
-    first = row_at(kind, config_class, NAMES)
-    if "without" in first or "no model" in first["built"]:
-        return first
-    second = row_at(kind, config_class, FEW)
-    return (
-        second | {"sizes": "its own"}
-        if "tensors" in second and ("without" in second or "tensors" not in first)
-        else first
-    )
+    """The row of a type at small sizes; if it cannot be built or run so, larger, or at its own with two layers."""
+    best: dict = {}
+    for name, sizes in (("small", NAMES), ("wide", WIDE), ("its own", FEW)):
+        row = row_at(kind, config_class, sizes) | {"sizes": name}
+        if not best or "without" in row or ("tensors" in row and "tensors" not in best):
+            best = row
+        if "without" in best or "no model" in best["built"]:
+            break
+    return best
 
 
 def row_at(kind: str, config_class, sizes: dict) -> dict:

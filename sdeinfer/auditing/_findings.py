@@ -7,7 +7,7 @@ import numpy as np
 
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
-from sdeinfer.auditing._law import Law, copies, repeated_blocks
+from sdeinfer.auditing._law import Law, copies, law_of, parts_of, repeated_blocks
 from sdeinfer.auditing._tests import Test, critical, writer_factor
 
 FAILS = {
@@ -85,13 +85,13 @@ def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
 
 
 def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
-    parameters = account.graph.record.parameters
-    random = {
-        name: law
-        for name, law in laws.items()
-        if name in account.matrices
-        and (account.matrices[name].linear or account.matrices[name].role in ("embedding", "position"))
-    }
+    parameters, random = dict(account.graph.record.parameters), {}
+    for name, matrix in account.matrices.items():
+        parts = parts_of(parameters[name], matrix) if matrix.linear else {}
+        named = {f"{name}[{label}]": part for label, part in parts.items()}
+        parameters |= named
+        if matrix.linear or matrix.role in ("embedding", "position"):
+            random |= {each: law_of(part) for each, part in named.items()} or {name: laws[name]}
     by_first: dict[str, list[tuple[str, float]]] = {}
     for first, second, correlation in copies(parameters, random):
         by_first.setdefault(first, []).append((second, correlation))
@@ -99,7 +99,7 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
         names = [name for name, _ in pairs]
         equal = all(abs(c) > 0.999 for _, c in pairs)
         same = parameters[first].shape == parameters[names[0]].shape
-        scaled = equal and not math.isclose(laws[first].sd, laws[names[0]].sd, rel_tol=1e-4)
+        scaled = equal and not math.isclose(random[first].sd, random[names[0]].sd, rel_tol=1e-4)
         how = (
             "are equal"
             if equal and same and not scaled
@@ -108,7 +108,8 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
             else f"are correlated ({pairs[0][1]:.2f})"
         )
         yield _fail("copies", first, f"{first} and {_some(names)} {how}", first, *names)
-    blocks = {name: repeated_blocks(parameters[name]) for name in random}
+    wholes = [name for name in laws if name in account.matrices and account.matrices[name].linear]
+    blocks = {name: repeated_blocks(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
     repeated = [name for name, count in blocks.items() if count > 1]
     if repeated:
         yield _fail(

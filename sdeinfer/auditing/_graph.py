@@ -224,4 +224,5 @@ class Graph:
         scales = at.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
         for each, factor in zip(inputs, factors, strict=False):
-            yield Source(each, at.factor * factor, scales, normed, gated)
+            # What is before a norm does not change what is after it.
+            yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated)

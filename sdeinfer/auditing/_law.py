@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -107,6 +108,24 @@ def _orthogonal(parameter: Parameter) -> bool:
         if np.sqrt((cosines**2).mean()) * math.sqrt(W.size / few) < 0.1:
             return True
     return False
+
+
+def parts_of(parameter: Parameter, matrix: Any) -> dict[str, Parameter]:
+    """The matrices in one array: experts along the first axis; queries, keys and values as equal parts."""
+    shape, roles = parameter.shape, matrix.role.split("/")
+    if len(shape) == 3 and matrix.fan_in * matrix.fan_out == shape[1] * shape[2] and 1 < shape[0] <= 256:
+        labels, axis = [str(k) for k in range(shape[0])], 0
+    elif len(shape) == 2 and len(roles) > 1 and matrix.fan_out in shape and matrix.fan_out % len(roles) == 0:
+        labels, axis = roles, shape.index(matrix.fan_out)
+    else:
+        return {}
+    places = np.arange(parameter.size).reshape(shape[: axis + 1] + (-1,))
+    found = {}
+    for label, index in zip(labels, np.split(places, len(labels), axis), strict=True):
+        flat = index.ravel()
+        own = (shape[0], shape[1] // len(labels)) if axis else (shape[0] // len(labels), *shape[1:])
+        found[label] = Parameter(own, lambda at, flat=flat: parameter.read(flat[at]), parameter.finite, parameter.dtype)
+    return found
 
 
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:

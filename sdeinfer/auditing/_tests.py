@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._law import Law, law_of, parts_of
 from sdeinfer.auditing._recipe import Recipe
 
 LEVEL = 1e-4
@@ -47,13 +47,14 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its matrix and law, what is declared of it, and its factor in the forward pass."""
+    """One tensor: its matrix and law, what is declared of it, its factor in the pass, and the matrices in it."""
 
     matrix: Matrix
     law: Law
     declared: float | None
     declared_law: str | None
     factor: float = 1.0
+    parts: tuple[tuple[str, Law], ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -73,7 +74,9 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
             elif matrix.linear or matrix.role in ("embedding", "position"):
                 declared, law = recipe.sd(matrix), recipe.law(matrix)
             factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
-        rows.append(Row(matrix, laws[name], declared, law, factor))
+        parts = parts_of(account.graph.record.parameters[name], matrix) if declared else {}
+        laws_of = tuple((label, law_of(part)) for label, part in parts.items())
+        rows.append(Row(matrix, laws[name], declared, law, factor, laws_of))
     return rows
 
 
@@ -93,12 +96,21 @@ def critical(count: int) -> float:
 
 def tests_of(account: Account, rows: list[Row], recipe: Recipe) -> list[Test]:
     """All tests against a recipe."""
-    count = 2 * len(rows) + 30
+    count = 2 * len(rows) + sum(len(row.parts) for row in rows) + 30
     z = critical(count)
     pooled = list(_pooled(rows, z))
     named = {name for test in pooled if not test.passed for name in test.names}
     single = [test for row in rows for test in _tensor(row, z, recipe, known=row.matrix.name in named)]
-    return [*pooled, *single, *_norms(account, rows, recipe), *_factors(account, recipe), *_logits(account, recipe)]
+    wrong = named | {name for test in single if not test.passed for name in test.names}
+    parts = [test for row in rows if row.matrix.name not in wrong for test in _parts(row, z)]
+    return [
+        *pooled,
+        *single,
+        *parts,
+        *_norms(account, rows, recipe),
+        *_factors(account, recipe),
+        *_logits(account, recipe),
+    ]
 
 
 def by_role(rows: list[Row]) -> dict[str, list[Row]]:
@@ -166,6 +178,22 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
             yield Test("law", name, alike, f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
 
 
+def _parts(row: Row, z: float) -> Iterator[Test]:
+    """Tests of the matrices in one array."""
+    for label, law in row.parts:
+        part = dataclasses.replace(
+            row, law=law, matrix=dataclasses.replace(row.matrix, name=f"{row.matrix.name}[{label}]")
+        )
+        if law.sd > 0 and law.seen >= FEWEST:
+            log_ratio = math.log(part.ratio)
+            passed = abs(log_ratio) < max(z * law.error, ALIKE)
+            says = _says([part], log_ratio, law.error)
+            yield Test("σ", row.matrix.name, passed, says, "", (row.matrix.name,), part.ratio, law.error)
+        elif row.law.sd > 0 and law.seen >= FEWEST:
+            says = f"{part.matrix.name} is {_value(law)}"
+            yield Test("σ", row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
+
+
 def _value(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 
@@ -194,8 +222,10 @@ def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
             yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / recipe.layer_scale)
 
 
-def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
-    """Factors of branches, of the stream and of the embedding."""
+def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
+    """Factors of branches beside those of constant parameters, of the stream and of the embedding."""
+    scales = {row.matrix.name: row.law.mean for row in rows if row.law.sd == 0}
+    scales |= {name: found[0][0] for name, found in account.gains.items() if found[0][1] < ALIKE}
     for chain in account.streams:
         multiplier, skip = recipe.multiplier(chain[-1].layer + 1), recipe.skip(chain[-1].layer + 1)
         for link in chain:
@@ -210,8 +240,9 @@ def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
                     ratio=found / skip,
                 )
             for source in link.writers:
-                if multiplier is not None and source.plain:
-                    found = abs(source.factor)
+                known = [scales.get(name, math.nan) for name in source.scales]
+                if multiplier is not None and not source.gated and math.isfinite(math.prod(known)) and math.prod(known):
+                    found = abs(source.factor / math.prod(known))
                     says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
                     yield Test(
                         "factor",

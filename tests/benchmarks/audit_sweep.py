@@ -46,8 +46,13 @@ FEW |= {name: 4 for name in NAMES if "experts" in name and "per_tok" not in name
 SECONDS = 60
 """Time after which a type is given up: on a busy machine."""
 
-WIDE = NAMES | {name: 512 for name in SMALL[64].split()} | {name: 128 for name in SMALL[16].split()}
-"""Heads of 128 entries, whose rotations are cut into sections."""
+SIZES = {
+    "small": NAMES,
+    "heads of 64": NAMES | dict.fromkeys(SMALL[64].split(), 256) | dict.fromkeys(SMALL[16].split(), 64),
+    "heads of 128": NAMES | dict.fromkeys(SMALL[64].split(), 512) | dict.fromkeys(SMALL[16].split(), 128),
+    "its own": FEW,
+}
+"""Sizes that are tried in turn: rotations of some types are cut into sections that fit heads of 64 or 128 entries."""
 
 LARGEST = 100_000_000
 """Number of parameters beyond which a model is not built."""
@@ -108,7 +113,7 @@ def built(config_class, sizes: dict):
 def row_of(kind: str, config_class) -> dict:
     """The row of a type at small sizes; if it cannot be built or run so, larger, or at its own with two layers."""
     best: dict = {}
-    for name, sizes in (("small", NAMES), ("wide", WIDE), ("its own", FEW)):
+    for name, sizes in SIZES.items():
         row = row_at(kind, config_class, sizes) | {"sizes": name}
         if not best or "without" in row or ("tensors" in row and "tensors" not in best):
             best = row

@@ -34,9 +34,13 @@ def candidates(model: Any) -> Generator[dict[str, Any], str, None]:
 
 
 def needed(model: Any) -> list[str]:
-    """Arguments that a forward pass cannot do without."""
+    """Arguments that a forward pass cannot do without, or the main one."""
     parameters = inspect.signature(model.forward).parameters.items()
-    return [name for name, each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    found = [
+        name for name, each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    main = getattr(model, "main_input_name", None)
+    return found or ([main] if isinstance(main, str) else list(main or ()))
 
 
 def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Generator[dict[str, Any], str, None]:
@@ -45,7 +49,7 @@ def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Generator[dic
     mains = getattr(model, "main_input_name", "input_ids")
     mains = [mains] if isinstance(mains, str) else list(mains)
     required = needed(model)
-    mains = [name for name in mains if name in names] or required[:1] or ["input_ids"]
+    mains = [name for name in mains if name in names] or ["input_ids"]
     first = [*mains, *required]
     if getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in required:
         first += ["decoder_input_ids"]

@@ -1,6 +1,5 @@
 """The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from sdeinfer.auditing._jax_models import function_of
 from sdeinfer.auditing._jax_numpy import evaluated
 from sdeinfer.auditing._jax_operations import node_of_primitive
-from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._record import Node, Parameter, Record, about
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Where primitives that call a function have it."""
@@ -59,14 +58,6 @@ def _rows(value: Any) -> np.ndarray | None:
         return np.square(x).mean(-1).ravel() if x.ndim > 1 else np.array([np.square(x).mean()])
 
 
-def _about(value: Any) -> dict[str, Any]:
-    x = np.asarray(value)
-    x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
-        mean, sd = float(x.mean()), float(x.std())
-    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
-
-
 def _opened(jaxpr: Any) -> tuple[Any, Any]:
     """A jaxpr, closed or not, and its constants."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, getattr(jaxpr, "consts", ()))
@@ -85,7 +76,7 @@ class _Walk:
         x = self.arrays[name]
         vector = x.size in (1, max(x.shape, default=1))
         return self.add(
-            Node("parameter", (), x.shape, name, (name,), fixed=True, about=_about(x) if vector and x.size else {})
+            Node("parameter", (), x.shape, name, (name,), fixed=True, about=about(x) if vector and x.size else {})
         )
 
     def known(self) -> dict[str, Parameter]:
@@ -110,7 +101,7 @@ class _Walk:
     def constant(self, value: Any) -> Node:
         x = np.asarray(value)
         real = x.dtype.kind in "fiubc" and 0 < x.size <= 1 << 16
-        return self.add(Node("constant", (), x.shape, fixed=True, about=_about(x) if real else {}))
+        return self.add(Node("constant", (), x.shape, fixed=True, about=about(x) if real else {}))
 
     def run(self, jaxpr: Any, consts: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """Evaluate a jaxpr; its outputs as nodes and values."""
@@ -151,7 +142,7 @@ class _Walk:
                 pass
             elif node.fixed:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
-                node.about |= _about(value) if small else {}
+                node.about |= about(value) if small else {}
             elif node.kind != "view":
                 node.rows = _rows(value)
             found.append((self.add(node), value))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._record import Node, multiplied
 
 VIEWS = frozenset(
     "reshape transpose broadcast_in_dim squeeze expand_dims convert_element_type slice dynamic_slice gather "
@@ -58,7 +58,7 @@ def node_of_primitive(
     if name == "neg":
         return Node("scale", live, shape, name, (), (-1.0,), about={"uniform": True})
     if name in ("mul", "div"):
-        return _multiplied(name, inputs, shape, names)
+        return multiplied(name, inputs, shape, names)
     if name in JOINS:
         return Node("join", tuple(node for node in live if node.kind != "input" or len(live) == 1), shape, name, names)
     if name in VIEWS:
@@ -88,15 +88,3 @@ def _contracted(parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[
         (1.0,),
         about={"fan_in": inner, "fan_out": outer, "weight": parameter},
     )
-
-
-def _multiplied(name: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...]) -> Node:
-    live = tuple(node for node in inputs if not node.fixed)
-    if len(live) > 1:
-        return Node("gate", live, shape, name, names)
-    if name == "div" and inputs[0].fixed:
-        return Node("other", live, shape, name, names)
-    fixed = next(node for node in inputs if node.fixed)
-    value = fixed.about.get("mean", math.nan) if fixed.about.get("uniform") else fixed.about.get("rms", math.nan)
-    factor = 1 / value if name == "div" and value else value
-    return Node("scale", live, shape, name, names, (factor,), about=dict(fixed.about) | {"by": fixed})

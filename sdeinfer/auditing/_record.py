@@ -1,6 +1,7 @@
 """The record of one pass through a network: what was computed from what, with few numbers and no activations."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,40 @@ class Node:
     def square(self) -> float:
         """Mean square of all entries."""
         return float("nan") if self.rows is None or not self.rows.size else float(self.rows.mean())
+
+
+def about(values: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation and root mean square of a fixed array, and whether all its entries are equal."""
+    x = np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
+        mean, sd = float(x.mean()), float(x.std())
+    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
+
+
+def multiplied(
+    operation: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...], number: float = 1.0
+) -> Node:
+    """A product, or quotient, of activations, entry by entry; or one of activations and a fixed tensor or a number."""
+    live = tuple(node for node in inputs if not node.fixed)
+    if len(live) > 1:
+        return Node("gate", live, shape, operation, names)
+    divides = operation.startswith("div")
+    if divides and live[0] is not inputs[0]:
+        return Node("other", live, shape, operation, names)
+    fixed = next((node for node in inputs if node.fixed), None)
+    if fixed is None:
+        return Node(
+            "scale",
+            live,
+            shape,
+            operation,
+            names,
+            (1 / number if divides and number else number,),
+            about={"uniform": True},
+        )
+    value = fixed.about.get("mean" if fixed.about.get("uniform") else "rms", math.nan)
+    factor = 1 / value if divides and value else value
+    return Node("scale", live, shape, operation, names, (factor,), about=fixed.about | {"by": fixed})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -108,7 +108,7 @@ def tests_of(account: Account, rows: list[Row], recipe: Recipe) -> list[Test]:
         *single,
         *parts,
         *_norms(account, rows, recipe),
-        *_factors(account, recipe),
+        *_factors(account, rows, recipe),
         *_logits(account, recipe),
     ]
 

@@ -43,7 +43,7 @@ NAMES |= {"first_k_dense_replace": 1, "rotary_dim": 8, "sliding_window": 16}
 FEW = {name: 2 for value in (3,) for name in SMALL[value].split()} | {"vocab_size": 199}
 """Only layers and words are few: of a configuration whose other sizes depend on each other."""
 FEW |= {name: 4 for name in NAMES if "experts" in name and "per_tok" not in name} | {"num_experts_per_tok": 2}
-SECONDS = 60
+SECONDS = 150
 """Time after which a type is given up: on a busy machine."""
 
 SIZES = {
@@ -54,7 +54,7 @@ SIZES = {
 }
 """Sizes that are tried in turn: rotations of some types are cut into sections that fit heads of 64 or 128 entries."""
 
-LARGEST = 100_000_000
+LARGEST = 300_000_000
 """Number of parameters beyond which a model is not built."""
 
 

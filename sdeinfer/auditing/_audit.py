@@ -1,10 +1,13 @@
 """Is a network initialised as it claims?"""
 
+import copy
 import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account
@@ -32,6 +35,7 @@ class Books:
     laws: dict[str, Law]
     dependences: Dependences
     name: str
+    inputs: Any = None
 
 
 def audit(
@@ -57,7 +61,8 @@ def audit(
             tokens dependences are checked, too. None for tokens, images or vectors that fit.
         recipe: what is declared: "auto" for what a Hugging Face configuration says, a name of `audit.recipes.RECIPES`,
             a `Recipe`, or a mapping of roles or globs of names to standard deviations; None to say what is.
-        like: another model, compared with role by role, as an older implementation.
+        like: another model, compared with role by role, as an older implementation; where parameters have the same
+            names, its outputs with the weights of this one are compared, too.
         causal: whether tokens are declared not to see later ones.
         norm: "pre" or "post", if norms are declared to be before branches or after sums.
         allow: findings that are as declared, of `audit.FAILS`: "zeros", "copies", …
@@ -81,7 +86,10 @@ def audit(
         rule = dataclasses.replace(rule, **{key: value for key, value in given.items() if value is not None})
         causal = rule.causal
     found = judged(books, rule, network, causal=causal, allow=tuple(allow))
-    return found if other is None else dataclasses.replace(found, tests=(*_other_roles(books, other), *found.tests))
+    if other is None:
+        return found
+    more = [*_other_roles(books, other), *_other_outputs(made(like, seed), books, other)]
+    return dataclasses.replace(found, tests=(*more, *found.tests))
 
 
 def _other_roles(books: Books, other: Books) -> list[Test]:
@@ -96,6 +104,39 @@ def _other_roles(books: Books, other: Books) -> list[Test]:
         says = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
         tests.append(Test("roles", "layers", passed=False, says=says))
     return tests
+
+
+def _other_outputs(like: Any, books: Books, other: Books) -> list[Test]:
+    """Whether the other model returns the same values with the weights of this one, by equal names of parameters."""
+    own, theirs = (each.account.graph.record.parameters for each in (books, other))
+    if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in theirs.items()}:
+        return []
+    if any("[" in name and name.endswith("]") for name in own) and not is_torch(like):
+        return []  # layers that a scan cuts out of one array
+    values = {name: each.read(slice(None)).reshape(each.shape) for name, each in own.items()}
+    record = _tap(like)[0](filled(copy.deepcopy(like) if is_torch(like) else like, values), books.inputs)
+    ends = zip(*([c[-1].sum.rows for c in a.streams] for a in (books.account, account_of(Graph(record)))), strict=False)
+    far = max((float(np.abs(a / b - 1).max()) for a, b in ends if a.shape == b.shape and b.all()), default=0.0)
+    says = f"with the same weights {other.name} returns other values (rows of the stream differ by {100 * far:.2g} %)"
+    return [Test("outputs", "outputs", far < SAME, says)]
+
+
+SAME = 3e-5
+"""Relative difference of mean squares below which two implementations differ by rounding."""
+
+
+def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
+    """A model with these arrays in its parameters: of PyTorch the same object, of JAX a new one."""
+    if not is_torch(network):
+        from sdeinfer.auditing._jax_models import replaced
+
+        return replaced(network, new)
+    torch = sys.modules["torch"]
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, values in new.items():
+            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
+    return network
 
 
 def judged(
@@ -140,7 +181,7 @@ def books_of(network: Any, inputs: Any = None) -> Books:
         second = _tap(network)[0](network, other[0])
         found = dependences_of(account, second, other[1], next(iter(given.values())).shape[0])
     laws = {name: law_of(each) for name, each in record.parameters.items()}
-    return Books(account, laws, found, record.name)
+    return Books(account, laws, found, record.name, given)
 
 
 def _tap(network: Any) -> tuple[Callable[..., Record], Callable[..., Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._audit import books_of, first_pass, is_torch, judged, made, recipe_of
+from sdeinfer.auditing._audit import books_of, filled, first_pass, judged, made, recipe_of
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
@@ -88,7 +88,7 @@ def initialise(
     each = [recipe_of(rule, network) for rule in (rules or [recipe])]
     whole = dataclasses.replace(each[0], sd=lambda m: _of(each, m).sd(m), bias_sd=lambda m: _of(each, m).bias_sd(m))  # pyright: ignore
     drawn, rows = _drawn(account, whole, seed)
-    network = _filled(network, drawn)
+    network = filled(network, drawn)
     if not audited:
         return Initialised(network, None, rows)
     books = books_of(network, inputs)
@@ -179,18 +179,3 @@ def _sizes(account: Account, matrix: Matrix) -> tuple[int, int, int] | None:
         lengths.add(third)
     found = {(q, kv, kv) for q in lengths for kv in lengths if q + 2 * kv == matrix.fan_out}
     return found.pop() if len(found) == 1 else None
-
-
-def _filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
-    if not is_torch(network):
-        from sdeinfer.auditing._jax_models import replaced
-
-        return replaced(network, new)
-    import sys
-
-    torch = sys.modules["torch"]
-    parameters = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, values in new.items():
-            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
-    return network

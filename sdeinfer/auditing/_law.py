@@ -16,27 +16,16 @@ SHARED = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Entries of a tensor.
-
-    Attributes:
-        size: number of entries.
-        seen: number of those that were read and are not in rows of zeros.
-        mean: their mean.
-        sd: σ, their root mean square about the mean.
-        kurtosis: κ₄, excess kurtosis.
-        largest: largest |entry − mean| over σ.
-        name: "normal", "uniform", "truncated", "orthogonal", "constant", "zeros", "not finite" or "other".
-        edge: for a truncated law, where it ends over the σ before truncation.
-    """
+    """Entries of a tensor: their number, those seen outside rows of zeros, moments, and the law that they follow."""
 
     size: int
     seen: int
     mean: float
     sd: float
     kurtosis: float
-    largest: float
+    largest: float  # |entry − mean| over σ
     name: str
-    edge: float = math.inf
+    edge: float = math.inf  # where a truncated law ends, over the σ before truncation
 
     @property
     def error(self) -> float:

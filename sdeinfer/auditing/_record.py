@@ -13,32 +13,15 @@ MOST = 1 << 16
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """A tensor of a pass.
-
-    Attributes:
-        kind: "parameter", "buffer", "input", "constant", "view", "join" (of several
-            tensors), "sum", "scale" (by a number or a fixed tensor), "gate" (product of activations, entry by entry),
-            "product" (with a parameter), "contraction" (matrix product of activations), "convolution", "embedding",
-            "attention" (a fused kernel), "softmax", "norm", "random", or "other".
-        inputs: the nodes that it was computed from, those of activations first.
-        shape: its shape.
-        operation: the operation in its library.
-        parameters: names of the parameters that are used with the activations: weight first.
-        factors: of a sum the factor of each input; of a scale or a contraction one factor, of a fixed tensor its root
-            mean square.
-        fixed: whether it follows from parameters, buffers and constants alone.
-        rows: mean square over the last axis, flat; None of tensors without real entries.
-        about: what else the kind has: fan-in and fan-out of products; scale, causal and dropout of attention; mean and
-            standard deviation of a fixed tensor, and whether all its entries are equal.
-    """
+    """A tensor of a pass: its kind, what it was computed from, the mean square of its rows, and few other numbers."""
 
     kind: str
     inputs: tuple["Node", ...]
     shape: tuple[int, ...]
     operation: str = ""
-    parameters: tuple[str, ...] = ()
-    factors: tuple[float, ...] = ()
-    fixed: bool = False
+    parameters: tuple[str, ...] = ()  # used with the activations: weight first
+    factors: tuple[float, ...] = ()  # of each input of a sum; of a fixed tensor its root mean square
+    fixed: bool = False  # whether it follows from parameters, buffers and constants alone
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1

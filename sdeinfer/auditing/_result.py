@@ -21,6 +21,7 @@ ORDER = (
     "probabilities",
     "mask",
     "items",
+    "outputs",
     "stream",
     "logits",
     "factor",

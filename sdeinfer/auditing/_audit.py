@@ -151,22 +151,20 @@ def judged(
         compared = explained(tests_of(account, rows, rule), rows, rule)
         tests = [*tests, *compared]
         if any(not test.passed and test.topic in ("σ", "bias", "law") for test in compared):
-            hint = _hint(books, rule, network, known=all(test.passed or test.cause for test in compared))
+            hint = _hint(books, rule, network)
     return Audit(books.name, rule, tuple(rows), tuple(tests), words_of(account, laws, books.dependences), account, hint)
 
 
-def _hint(books: Books, rule: Recipe, network: Any, *, known: bool) -> str:
-    """A recipe that all σ would pass; none if mistakes explain everything within the declared one."""
+def _hint(books: Books, rule: Recipe, network: Any) -> str:
+    """A recipe that all σ would pass."""
     sd = configured_sd(network) if network is not None else None
     for name in ("normal", "gpt2", "pytorch", "pytorch_linear", "lecun", "xavier", "kaiming"):
         if name == rule.name:
             continue
         other = _named(name, sd)
-        rows = rows_of(books.account, books.laws, other)
-        tests = tests_of(books.account, rows, other)
-        if all(test.passed for test in tests if test.topic in ("σ", "bias")) and any(
-            test.topic == "σ" for test in tests
-        ):
+        tests = tests_of(books.account, rows_of(books.account, books.laws, other), other)
+        sigma = [test for test in tests if test.topic in ("σ", "bias")]
+        if any(test.topic == "σ" for test in sigma) and all(test.passed for test in sigma):
             return f"{name!r} would pass"
     return ""
 

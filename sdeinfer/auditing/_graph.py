@@ -7,20 +7,7 @@ from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
-PIECES = (
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "slice",
-    "select",
-    "narrow",
-    "topk",
-    "top_k",
-    "sort",
-    "argsort",
-    "argmax",
-)
+PIECES = "split split_with_sizes chunk unbind slice select narrow topk top_k sort argsort argmax".split()
 """Views of a part of a tensor: two of them are different tensors."""
 
 REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
@@ -80,21 +67,16 @@ class Graph:
             a, b = self._whole(one), self.term(other).origin
             if not self.has(b, a) or self.depends(b, a):
                 if all(each.kind == "random" for each in self.roots(b)):
-                    node.kind, node.inputs, node.factors, node.about = (
-                        "scale",
-                        (one,),
-                        (1.0,),
-                        {"dropout": True, "uniform": True},
-                    )
+                    node.kind, node.inputs, node.factors = "scale", (one,), (1.0,)
+                    node.about = {"dropout": True, "uniform": True}
                     return
                 continue
             if self._reduced(other, a):
                 softmax = a.operation in ("exp", "exp2")
                 inverse = self.term(other).origin.operation
                 divides = node.operation.startswith("div")
-                node.about["inverse"] = inverse in (
-                    ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
-                )
+                wrong = ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
+                node.about["inverse"] = inverse in wrong
                 node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
             else:
                 node.kind = "other"

@@ -24,17 +24,10 @@ def node_of_primitive(
     names = tuple(dict.fromkeys(each for node in inputs if node.fixed for each in node.parameters))
     if name in RANDOM:
         return Node("random", live, shape, name)
+    if not live and name in VIEWS and inputs:
+        return Node("view", tuple(inputs[:1]), shape, name, names, fixed=True, about=dict(inputs[0].about))
     if not live:
-        view = name in VIEWS and inputs
-        return Node(
-            "view" if view else "other",
-            tuple(inputs[:1] if view else inputs),
-            shape,
-            name,
-            names,
-            fixed=True,
-            about=dict(inputs[0].about) if view else {},
-        )
+        return Node("other", tuple(inputs), shape, name, names, fixed=True)
     if name == "gather" and inputs[0].fixed and inputs[0].parameters:
         return Node("embedding", live, shape, "embedding", names)
     if name == "dot_general":
@@ -42,14 +35,8 @@ def node_of_primitive(
     if name == "conv_general_dilated":
         weight, groups = inputs[1], parameters["feature_group_count"]
         outer = weight.shape[parameters["dimension_numbers"].rhs_spec[0]]
-        return Node(
-            "convolution",
-            live,
-            shape,
-            name,
-            names,
-            about={"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups},
-        )
+        sizes = {"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups}
+        return Node("convolution", live, shape, name, names, about=sizes)
     if name in SUMS:
         factors = [1.0, -1.0 if name == "sub" else 1.0]
         chosen = [inputs[0], inputs[-1]]
@@ -79,12 +66,5 @@ def _contracted(parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[
     axes, batch, other = (right_axes, right_batch, left) if parameter is right else (left_axes, left_batch, right)
     inner = math.prod(parameter.shape[axis] for axis in axes)
     outer = math.prod(n for axis, n in enumerate(parameter.shape) if axis not in {*axes, *batch})
-    return Node(
-        "product",
-        (other,),
-        shape,
-        "dot_general",
-        parameter.parameters,
-        (1.0,),
-        about={"fan_in": inner, "fan_out": outer, "weight": parameter},
-    )
+    about = {"fan_in": inner, "fan_out": outer, "weight": parameter}
+    return Node("product", (other,), shape, "dot_general", parameter.parameters, (1.0,), about=about)

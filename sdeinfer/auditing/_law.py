@@ -117,6 +117,17 @@ def parts_of(parameter: Parameter, matrix: Any) -> dict[str, Parameter]:
     return found
 
 
+def laws_of_parts(parameter: Parameter, matrix: Any, laws: dict[str, Law]) -> dict[str, tuple[Parameter, Law]]:
+    """Matrices in one array, with their laws, which are kept among those of tensors."""
+    found = {}
+    for label, part in parts_of(parameter, matrix).items():
+        name = f"{matrix.name}[{label}]"
+        if name not in laws:
+            laws[name] = law_of(part)
+        found[name] = part, laws[name]
+    return found
+
+
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
     """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), with the first of each."""
     names = [

@@ -48,7 +48,7 @@ def multiplied(
     if len(live) > 1:
         return Node("gate", live, shape, operation, names)
     divides = operation.startswith("div")
-    if divides and live[0] is not inputs[0]:
+    if divides and inputs[0].fixed:
         return Node("other", live, shape, operation, names)
     fixed = next((node for node in inputs if node.fixed), None)
     if fixed is None:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._law import Law, law_of, parts_of
+from sdeinfer.auditing._law import Law, laws_of_parts
 from sdeinfer.auditing._recipe import Recipe
 
 LEVEL = 1e-4
@@ -74,9 +74,9 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
             elif matrix.linear or matrix.role in ("embedding", "position"):
                 declared, law = recipe.sd(matrix), recipe.law(matrix)
             factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
-        parts = parts_of(account.graph.record.parameters[name], matrix) if declared else {}
-        laws_of = tuple((label, law_of(part)) for label, part in parts.items())
-        rows.append(Row(matrix, laws[name], declared, law, factor, laws_of))
+        parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if declared else {}
+        own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
+        rows.append(Row(matrix, laws[name], declared, law, factor, own))
     return rows
 
 
@@ -180,17 +180,15 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
 
 def _parts(row: Row, z: float) -> Iterator[Test]:
     """Tests of the matrices in one array."""
-    for label, law in row.parts:
-        part = dataclasses.replace(
-            row, law=law, matrix=dataclasses.replace(row.matrix, name=f"{row.matrix.name}[{label}]")
-        )
+    for name, law in row.parts:
+        part = dataclasses.replace(row, law=law, matrix=dataclasses.replace(row.matrix, name=name))
         if law.sd > 0 and law.seen >= FEWEST:
             log_ratio = math.log(part.ratio)
             passed = abs(log_ratio) < max(z * law.error, ALIKE)
             says = _says([part], log_ratio, law.error)
             yield Test("σ", row.matrix.name, passed, says, "", (row.matrix.name,), part.ratio, law.error)
         elif row.law.sd > 0 and law.seen >= FEWEST:
-            says = f"{part.matrix.name} is {_value(law)}"
+            says = f"{name} is {_value(law)}"
             yield Test("σ", row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
 
 
@@ -232,43 +230,23 @@ def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test
             place = f"{link.kind}, layer {link.layer}"
             if skip is not None and link is not chain[0]:
                 found = link.skip.factor
-                yield Test(
-                    "stream",
-                    place,
-                    _near(found, skip),
-                    f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}",
-                    ratio=found / skip,
-                )
+                says = f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}"
+                yield Test("stream", place, _near(found, skip), says, ratio=found / skip)
             for source in link.writers:
                 known = [scales.get(name, math.nan) for name in source.scales]
                 if multiplier is not None and not source.gated and math.isfinite(math.prod(known)) and math.prod(known):
                     found = abs(source.factor / math.prod(known))
                     says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
-                    yield Test(
-                        "factor",
-                        place,
-                        _near(found, multiplier),
-                        says,
-                        ratio=found / multiplier,
-                        names=source.node.parameters[:1],
-                    )
+                    names, ratio = source.node.parameters[:1], found / multiplier
+                    yield Test("factor", place, _near(found, multiplier), says, ratio=ratio, names=names)
             if recipe.norm is not None and link is not chain[0]:
                 found = "post" if link.normed else "pre"
-                yield Test(
-                    "stream",
-                    place,
-                    found == recipe.norm,
-                    "the stream itself is normalised" if found == "post" else "the stream is not normalised",
-                    names=(),
-                )
+                says = "the stream itself is normalised" if found == "post" else "the stream is not normalised"
+                yield Test("stream", place, found == recipe.norm, says)
         start = account.graph.sources(chain[0].skip.origin)
         for source in start if recipe.embedding is not None else ():
-            if (
-                source.node.operation == "embedding"
-                and not source.node.fixed
-                and not source.normed
-                and recipe.embedding
-            ):
+            of_tokens = source.node.operation == "embedding" and not source.node.fixed
+            if of_tokens and not source.normed and recipe.embedding:
                 found = abs(source.factor * chain[0].skip.factor)
                 says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
                 yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)
@@ -285,14 +263,8 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
             continue
         ratio = each.factor / declared
         says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
-        yield Test(
-            "logits",
-            f"layer {each.layer}",
-            _near(each.factor, declared),
-            says,
-            _of_logits(ratio, each.head_size, each.layer),
-            ratio=ratio,
-        )
+        cause = _of_logits(ratio, each.head_size, each.layer)
+        yield Test("logits", f"layer {each.layer}", _near(each.factor, declared), says, cause, ratio=ratio)
 
 
 def _of_logits(ratio: float, size: int, layer: int | None) -> str:

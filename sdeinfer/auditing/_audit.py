@@ -16,7 +16,7 @@ from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._findings import FAILS, findings_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import candidates, needed
+from sdeinfer.auditing._inputs import PACKED, candidates, needed
 from sdeinfer.auditing._law import Law, law_of
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
@@ -173,7 +173,7 @@ def books_of(network: Any, inputs: Any = None) -> Books:
     """Read the books: a pass, a second one with a token changed, and the laws of all parameters."""
     record, given = first_pass(network, inputs)
     account = account_of(Graph(record))
-    other = changed(given) if isinstance(given, dict) else None
+    other = changed(given) if isinstance(given, dict) and not PACKED & {*given} else None
     found = Dependences()
     if other is not None:
         second = _tap(network)[0](network, other[0])

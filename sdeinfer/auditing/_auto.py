@@ -28,11 +28,13 @@ def automatic(model: Any) -> Recipe | None:
         return None
     text = _text(config)
     by_code = declared_by(model)
+    parts = {str(getattr(getattr(each, "config", None), "model_type", "")) for each in model.modules()}
+    own_factors = any(each.startswith(OWN_FACTORS) for each in parts)
     base = gpt2(_sd(config, text)) if kind in WITH_DEPTH else normal(_sd(config, text))
 
     def sd(matrix: Matrix) -> float | None:
         if matrix.name in by_code and kind not in WITH_DEPTH:
-            return by_code[matrix.name].sd
+            return by_code[matrix.name].sd if by_code[matrix.name].law != "constant" else None
         return base.sd(matrix) if kind in WITH_DEPTH or not by_code else None
 
     def bias_sd(matrix: Matrix) -> float | None:
@@ -58,8 +60,8 @@ def automatic(model: Any) -> Recipe | None:
         bias_sd,
         law,
         factors=base.factors,
-        multiplier=_multiplier(kind, text),
-        skip=lambda layers: None if kind.startswith(OWN_FACTORS) else 1.0,
+        multiplier=_multiplier(text, own=own_factors),
+        skip=lambda layers: None if own_factors else 1.0,
         embedding=_embedding(text),
         layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
         logits=_logits(kind, text),
@@ -94,17 +96,17 @@ def _number(config: Any, *names: str) -> float | None:
     return next((float(each) for each in found if isinstance(each, int | float) and not isinstance(each, bool)), None)
 
 
-def _multiplier(kind: str, config: Any):
-    own = _number(config, "residual_multiplier", "residual_scale")
-    depth = _number(config, "scale_depth")
+def _multiplier(config: Any, *, own: bool):
+    number, depth = _number(config, "residual_multiplier", "residual_scale"), _number(config, "scale_depth")
     if depth is not None:
         return lambda layers: depth / math.sqrt(layers)
-    return lambda layers: own if own is not None else None if kind.startswith(OWN_FACTORS) else 1.0
+    return lambda layers: number if number is not None else None if own else 1.0
 
 
 def _embedding(config: Any) -> float | None:
     kind = str(getattr(config, "model_type", ""))
-    if kind.startswith(("gemma", "recurrent_gemma", "paligemma", "t5gemma")):
+    of_text = not kind.endswith(("vision", "audio"))
+    if kind.startswith(("gemma", "recurrent_gemma", "paligemma", "t5gemma")) and of_text:
         return math.sqrt(config.hidden_size)
     if getattr(config, "scale_embedding", False):
         return math.sqrt(_number(config, "d_model", "hidden_size") or 1.0)

@@ -1,6 +1,7 @@
 """The record as a graph: origins of tensors, norms and activations that are written out, dependences."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from sdeinfer.auditing._record import Node, Record
@@ -168,7 +169,8 @@ class Graph:
             return None
         sizes = node.square, origin.square
         ratio = (sizes[0] / sizes[1]) ** 0.5 if sizes[0] > 0 and sizes[1] > 0 else 1.0
-        return origin, 1.0 if abs(ratio - 1) < 1e-3 or node.kind == "join" else ratio
+        padded = node.kind == "join" and math.prod(node.shape) != math.prod(origin.shape)
+        return origin, 1.0 if abs(ratio - 1) < 1e-3 or padded else ratio
 
     def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
         """The products that a tensor is linear in, nearest first; nodes of `stop` (bits) are not entered."""

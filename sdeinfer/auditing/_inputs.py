@@ -29,7 +29,7 @@ def candidates(model: Any) -> Generator[dict[str, Any], str, None]:
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "model_type"):
         yield from _of_hugging_face(model, config, names)
-    for value in _plain(model):
+    for value in (*_plain(model), *(_normal(BATCH, 3, side, side) for side in (32, 64, 224))):
         yield {names[0] if names else "x": value}
 
 

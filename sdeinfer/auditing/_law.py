@@ -30,7 +30,8 @@ class Law:
     @property
     def error(self) -> float:
         """Standard deviation of log σ̂: √((2 + κ₄)/(4N)) (`theory.md` §18)."""
-        return math.sqrt(max(2 + self.kurtosis, 0.05) / (4 * max(self.seen, 1)))
+        kurtosis = self.kurtosis if self.seen >= 256 else max(self.kurtosis, 0.0)  # that of few entries is not known
+        return math.sqrt(max(2 + kurtosis, 0.05) / (4 * max(self.seen, 1)))
 
 
 def law_of(parameter: Parameter) -> Law:

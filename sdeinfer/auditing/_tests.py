@@ -17,7 +17,7 @@ LEVEL = 1e-4
 ALIKE = 0.02
 """A significant difference of log σ counts if it is larger than this; of a factor in the code, than half of it."""
 
-FEWEST = 16
+FEWEST = 64
 """Entries below which the σ of a tensor is not tested: its error is not known."""
 
 

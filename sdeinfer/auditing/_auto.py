@@ -134,6 +134,7 @@ def _logits(kind: str, config: Any):
 
 
 NO_LOGITS = ("cvt", "levit", "swinv2", "donut-swin", "prophetnet", "sew-d", "deberta", "deberta-v2", "deepseek_v3")
+NO_LOGITS += ("timesfm", "gemma3n_audio", "gemma4_audio")
 """Model types whose logits have another factor, which is not in their configuration."""
 
 

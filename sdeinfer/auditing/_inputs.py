@@ -108,7 +108,8 @@ class _Inputs:
     def _values(self, name: str) -> list[Any]:
         torch = sys.modules["torch"]
         channels = self.size("num_channels", "in_channels", "in_chans", default=3)
-        sides = list(dict.fromkeys((self._side(), *((each, each) for each in (64, 224)))))
+        side = self._side()
+        sides = list(dict.fromkeys((side, (side[1], side[1]), *((each, each) for each in (64, 224)))))
         width = _first(self.text, "hidden_size", "d_model", default=64)
         match name:
             case "bbox":

@@ -1,6 +1,7 @@
 """What a library's own code declares of each parameter: `_init_weights` of transformers, on tensors without memory."""
 
 import contextlib
+import copy
 import inspect
 import math
 import sys
@@ -28,7 +29,7 @@ def declared_by(model: Any) -> dict[str, Declared]:
     kept: list[Any] = []
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), _recorded(init, calls, kept):
-            twin = type(model)(model.config)
+            twin = type(model)(_untied(model.config))
             for module in twin.modules():
                 module._is_hf_initialized = False
             twin.initialize_weights()
@@ -38,6 +39,15 @@ def declared_by(model: Any) -> dict[str, Declared]:
     shapes = {name: each.shape for name, each in twin.named_parameters()}
     own = dict(model.named_parameters())
     return {name: each for name, each in found.items() if each and name in own and own[name].shape == shapes[name]}
+
+
+def _untied(config: Any) -> Any:
+    """A configuration whose embedding and head are two tensors, as they are when they are initialised."""
+    config = copy.deepcopy(config)
+    for part in (config, *(each for each in vars(config).values() if hasattr(each, "model_type"))):
+        if getattr(part, "tie_word_embeddings", False):
+            part.tie_word_embeddings = False
+    return config
 
 
 @contextlib.contextmanager

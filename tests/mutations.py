@@ -170,7 +170,6 @@ MUTATIONS = (
     Mutation("densities at draws: widths", "likelihood/_statistics.py", "1 / variance[..., number, None, :, :]", "1 / variance[..., 0, None, :, :]", "tests/likelihood/test_full_path.py::test_densities_at_points_by_numpy_are_those_of_each_layer"),
     Mutation("alternatives: curvature", "diagnostics/_alternatives.py", "/ (4 * STEP**2)", "/ (2 * STEP**2)", "tests/diagnostics/test_alternatives.py::test_minimum_and_curvature_are_those_of_a_known_function"),
     Mutation("audit: error of a standard deviation", "auditing/_law.py", "(4 * max(self.seen, 1))", "(3 * max(self.seen, 1))", "tests/auditing/test_books.py::test_the_error_of_a_standard_deviation"),
-    Mutation("audit: T-Fixup", "auditing/_recipes.py", "0.67 * layers**-0.25", "0.7 * layers**-0.25", "tests/auditing/test_books.py::test_standard_deviations_are_those_by_hand"),
     Mutation("audit: factor of a writer", "auditing/_stream.py", "factor=each.factor * branch.factor", "factor=each.factor", "tests/auditing/test_books.py::test_a_record_by_hand"),
     Mutation("observation: rounding", "observation/_doubts.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_precision.py::test_the_predicted_share_is_that_of_rounded_states"),
     Mutation("observation: fourth moments", "observation/_branch_observer.py", "(tokens * (tokens + 2))", "(tokens * (tokens + 1))", "tests/observation/test_branches.py::test_gaussian_increments_have_kurtosis_one"),

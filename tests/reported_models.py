@@ -22,10 +22,14 @@ class RMSNorm(nn.Module):
         return (x / scale if self.bug == "rsqrt" else x * scale) * self.weight
 
 
-def rotated(x, bug: str = "", theta: float = 1e4):
+def rotated(x, bug: str = ""):
     m, d = x.shape[-2:]
+    theta = 1e2 if bug == "theta" else 1e4
     angles = torch.arange(m)[:, None] * theta ** (-torch.arange(0, d, 2) / d)
-    cos, sin = (torch.cat([each(angles)] * 2, -1) for each in (torch.cos, torch.sin))
+    if bug == "interleaved":
+        cos, sin = (each(angles).repeat_interleave(2, -1) for each in (torch.cos, torch.sin))
+    else:
+        cos, sin = (torch.cat([each(angles)] * 2, -1) for each in (torch.cos, torch.sin))
     one, two = x.chunk(2, -1)
     return x * cos + torch.cat([-two, one], -1) * sin
 
@@ -51,9 +55,11 @@ class Attention(nn.Module):
         if self.normed:
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         if self.rope:
-            q, k = rotated(q), rotated(k)
+            q, k = rotated(q, self.bug), rotated(k, self.bug)
         if self.groups < HEADS:
-            k, v = (each.repeat_interleave(HEADS // self.groups, 1) for each in (k, v))
+            times = HEADS // self.groups
+            tiled = self.bug == "tiled"
+            k, v = (each.repeat(1, times, 1, 1) if tiled else each.repeat_interleave(times, 1) for each in (k, v))
         causal = self.causal and self.bug != "mask"
         if self.bug == "dropout":
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1, is_causal=causal)

@@ -6,6 +6,9 @@ from sdeinfer.auditing._graph import Graph, Source
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link
 
+NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "layer scale", "scale", "other")
+"""Roles of what inputs are not multiplied by as by a matrix."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
@@ -44,17 +47,7 @@ class Matrix:
     @property
     def linear(self) -> bool:
         """Whether it is a matrix that inputs are multiplied by."""
-        return self.role not in (
-            "embedding",
-            "position",
-            "offset",
-            "bias",
-            "norm",
-            "norm bias",
-            "layer scale",
-            "scale",
-            "other",
-        )
+        return self.role not in NOT_LINEAR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +59,7 @@ class Logits:
     layer: int | None
     normed: bool
     after: float
-    causal: bool
     dropout: float
-    name: str
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,11 +1,13 @@
 """Is a network initialised as it claims?"""
 
+import copy
 import dataclasses
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account
@@ -14,7 +16,7 @@ from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._findings import FAILS, findings_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import candidates
+from sdeinfer.auditing._inputs import PACKED, candidates, needed
 from sdeinfer.auditing._law import Law, law_of
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
@@ -33,6 +35,7 @@ class Books:
     laws: dict[str, Law]
     dependences: Dependences
     name: str
+    inputs: Any = None
 
 
 def audit(
@@ -58,7 +61,8 @@ def audit(
             tokens dependences are checked, too. None for tokens, images or vectors that fit.
         recipe: what is declared: "auto" for what a Hugging Face configuration says, a name of `audit.recipes.RECIPES`,
             a `Recipe`, or a mapping of roles or globs of names to standard deviations; None to say what is.
-        like: another model, compared with role by role, as an older implementation.
+        like: another model, compared with role by role, as an older implementation; where parameters have the same
+            names, its outputs with the weights of this one are compared, too.
         causal: whether tokens are declared not to see later ones.
         norm: "pre" or "post", if norms are declared to be before branches or after sums.
         allow: findings that are as declared, of `audit.FAILS`: "zeros", "copies", …
@@ -82,7 +86,10 @@ def audit(
         rule = dataclasses.replace(rule, **{key: value for key, value in given.items() if value is not None})
         causal = rule.causal
     found = judged(books, rule, network, causal=causal, allow=tuple(allow))
-    return found if other is None else dataclasses.replace(found, tests=(*_other_roles(books, other), *found.tests))
+    if other is None:
+        return found
+    more = [*_other_roles(books, other), *_other_outputs(made(like, seed), books, other)]
+    return dataclasses.replace(found, tests=(*more, *found.tests))
 
 
 def _other_roles(books: Books, other: Books) -> list[Test]:
@@ -99,6 +106,39 @@ def _other_roles(books: Books, other: Books) -> list[Test]:
     return tests
 
 
+def _other_outputs(like: Any, books: Books, other: Books) -> list[Test]:
+    """Whether the other model returns the same values with the weights of this one, by equal names of parameters."""
+    own, theirs = (each.account.graph.record.parameters for each in (books, other))
+    if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in theirs.items()}:
+        return []
+    if any("[" in name and name.endswith("]") for name in own) and not is_torch(like):
+        return []  # layers that a scan cuts out of one array
+    values = {name: each.read(slice(None)).reshape(each.shape) for name, each in own.items()}
+    record = _tap(like)[0](filled(copy.deepcopy(like) if is_torch(like) else like, values), books.inputs)
+    ends = zip(*([c[-1].sum.rows for c in a.streams] for a in (books.account, account_of(Graph(record)))), strict=False)
+    far = max((float(np.abs(a / b - 1).max()) for a, b in ends if a.shape == b.shape and b.all()), default=0.0)
+    says = f"with the same weights {other.name} returns other values (rows of the stream differ by {100 * far:.2g} %)"
+    return [Test("outputs", "outputs", far < SAME, says)]
+
+
+SAME = 3e-5
+"""Relative difference of mean squares below which two implementations differ by rounding."""
+
+
+def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
+    """A model with these arrays in its parameters: of PyTorch the same object, of JAX a new one."""
+    if not is_torch(network):
+        from sdeinfer.auditing._jax_models import replaced
+
+        return replaced(network, new)
+    torch = sys.modules["torch"]
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, values in new.items():
+            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
+    return network
+
+
 def judged(
     books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()
 ) -> Audit:
@@ -111,48 +151,39 @@ def judged(
         compared = explained(tests_of(account, rows, rule), rows, rule)
         tests = [*tests, *compared]
         if any(not test.passed and test.topic in ("σ", "bias", "law") for test in compared):
-            hint = _hint(books, rule, network, known=all(test.passed or test.cause for test in compared))
+            hint = _hint(books, rule, network)
     return Audit(books.name, rule, tuple(rows), tuple(tests), words_of(account, laws, books.dependences), account, hint)
 
 
-def _hint(books: Books, rule: Recipe, network: Any, *, known: bool) -> str:
-    """A recipe that all σ would pass; none if mistakes explain everything within the declared one."""
+def _hint(books: Books, rule: Recipe, network: Any) -> str:
+    """A recipe that all σ would pass."""
     sd = configured_sd(network) if network is not None else None
     for name in ("normal", "gpt2", "pytorch", "pytorch_linear", "lecun", "xavier", "kaiming"):
         if name == rule.name:
             continue
         other = _named(name, sd)
-        rows = rows_of(books.account, books.laws, other)
-        tests = tests_of(books.account, rows, other)
-        if all(test.passed for test in tests if test.topic in ("σ", "bias")) and any(
-            test.topic == "σ" for test in tests
-        ):
+        tests = tests_of(books.account, rows_of(books.account, books.laws, other), other)
+        sigma = [test for test in tests if test.topic in ("σ", "bias")]
+        if any(test.topic == "σ" for test in sigma) and all(test.passed for test in sigma):
             return f"{name!r} would pass"
     return ""
 
 
 def books_of(network: Any, inputs: Any = None) -> Books:
     """Read the books: a pass, a second one with a token changed, and the laws of all parameters."""
-    record, again = _passes(network, inputs)
+    record, given = first_pass(network, inputs)
     account = account_of(Graph(record))
-    found = Dependences() if again is None else again(account)
+    other = changed(given) if isinstance(given, dict) and not PACKED & {*given} else None
+    found = Dependences()
+    if other is not None:
+        second = _tap(network)[0](network, other[0])
+        found = dependences_of(account, second, other[1], next(iter(given.values())).shape[0])
     laws = {name: law_of(each) for name, each in record.parameters.items()}
-    return Books(account, laws, found, record.name)
+    return Books(account, laws, found, record.name, given)
 
 
-def account_only(network: Any, inputs: Any = None) -> Account:
-    """The account of a pass alone; of a model of JAX without evaluating it."""
-    if is_torch(network):
-        return account_of(Graph(_passes(network, inputs)[0]))
-    from sdeinfer.auditing._jax import record_of
-    from sdeinfer.auditing._jax_models import as_tensors
-
-    if inputs is None:
-        raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments")
-    return account_of(Graph(record_of(network, as_tensors(inputs, network), evaluated=False)))
-
-
-def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Dependences] | None]:
+def _tap(network: Any) -> tuple[Callable[..., Record], Callable[..., Any]]:
+    """What runs a model and records it, and what makes its inputs."""
     if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:
@@ -160,27 +191,44 @@ def _passes(network: Any, inputs: Any) -> tuple[Record, Callable[[Account], Depe
         from sdeinfer.auditing._jax_models import as_tensors, require_model
 
         require_model(network)
-    errors: list[str] = []
-    tried = [as_tensors(inputs, network)] if inputs is not None else candidates(network) if is_torch(network) else []
-    for given in tried:
+    return record_of, as_tensors
+
+
+def first_pass(network: Any, inputs: Any) -> tuple[Record, Any]:
+    """The record of a pass, with the inputs given, or with the first ones that fit."""
+    record_of, as_tensors = _tap(network)
+    name = type(network).__name__
+    if inputs is not None:
+        given = as_tensors(inputs, network)
         try:
-            record = record_of(network, given)
+            return record_of(network, given), given
         except InputError:
             raise
         except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            errors.append(f"{type(error).__name__}: {text[0][:120]}")
-            continue
-        other = changed(given) if isinstance(given, dict) else None
-        if other is None:
-            return record, None
-        second = record_of(network, other[0])
-        items = next(iter(given.values())).shape[0]
-        return record, functools.partial(dependences_of, record=second, size=other[1], items=items)
-    if inputs is not None:
-        raise InputError(f"inputs: {type(network).__name__} cannot be run with them ({errors[0]})")
+            raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
+    if not is_torch(network):
+        raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
+    tried, errors = candidates(network), []
+    given = next(tried, None)
+    while given is not None:
+        try:
+            return record_of(network, given), given
+        except InputError:
+            raise
+        except Exception as error:
+            errors.append(_line(error))
+        try:
+            given = tried.send(errors[-1])
+        except StopIteration:
+            break
+    names = ", ".join(needed(network)) or "its argument"
     why = f" ({errors[0]})" if errors else ""
-    raise InputError(f"inputs: needed for {type(network).__name__}: its argument, or a dict of keyword arguments{why}")
+    raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{why}")
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0][:120]}"
 
 
 def made(model: Any, seed: int) -> Any:

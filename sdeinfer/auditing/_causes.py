@@ -55,13 +55,7 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
     if not any("2L" in key for key in recipe.factors(matrices[0])):
         yield "1/√(2L)", [1 / d for d in depth], f"{where} are scaled with depth, which is not declared"
         yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
-    yield "1/√L", [math.sqrt(2) / d for d in depth], f"{where} are scaled by 1/√L"
-    yield (
-        "√2",
-        [math.sqrt(2)] * len(own),
-        f"{where} have twice the variance, as one sum a layer where there are two, or a gain of ReLU",
-    )
-    yield "1/√2", [math.sqrt(0.5)] * len(own), f"{where} have half the variance"
+    yield "√2", [math.sqrt(2)] * len(own), f"{where} have twice the variance, as with a gain of ReLU"
     number = [math.sqrt(2 * ((matrix.layer or 0) + 1)) for matrix in matrices]
     yield "1/√(2(l + 1))", [1 / x for x in number], f"{where} are scaled by their own layer"
     if "2L" in str([*recipe.factors(matrices[0])]):
@@ -88,15 +82,7 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
     )
     yield "1/σ", [1 / sd for sd in sds], f"{where} have a standard deviation of 1, the default of torch.nn.Embedding"
     yield ".880", [0.8796] * len(own), f"{where} are truncated at ±2σ without a correction"
-    yield "1/√3", [3**-0.5] * len(own), f"{where} are uniform within ±σ"
     yield "√3", [3**0.5] * len(own), f"{where} have σ for the bound of a uniform law"
-    yield (
-        "1/√fan_in",
-        [1 / math.sqrt(i) / sd for (i, _), sd in zip(fans, sds, strict=True)],
-        f"{where} have the standard deviation 1/√fan_in",
-    )
-    yield "Xavier", [math.sqrt(2 / (i + o)) / sd for (i, o), sd in zip(fans, sds, strict=True)], f"{where} are Xavier's"
-    yield "√(2/fan_in)", [math.sqrt(2 / i) / sd for (i, _), sd in zip(fans, sds, strict=True)], f"{where} are Kaiming's"
 
 
 def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:

@@ -14,10 +14,7 @@ CHANGED = 3e-6
 
 @dataclasses.dataclass(frozen=True)
 class Dependences:
-    """Whether tokens are independent of later ones, with the first layer where they are not; the same of items.
-
-    None where it was not asked: inputs without tokens, one item, or a pass of another course.
-    """
+    """Whether tokens are independent of later ones, and items of each other; None where it was not asked."""
 
     causal: bool | None = None
     first: str = ""

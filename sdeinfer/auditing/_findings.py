@@ -7,7 +7,7 @@ import numpy as np
 
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
-from sdeinfer.auditing._law import Law, copies, repeated_blocks
+from sdeinfer.auditing._law import Law, copies, laws_of_parts, repeated_blocks
 from sdeinfer.auditing._tests import Test, critical, writer_factor
 
 FAILS = {
@@ -59,9 +59,10 @@ def _some(names: list[str]) -> str:
 
 def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     record = account.graph.record
-    bad = [name for name, law in laws.items() if law.name == "not finite"]
+    bad = [name for name in record.parameters if laws[name].name == "not finite"]
     used = {node.operation for node in record.nodes if node.kind == "buffer"}
-    bad += [name for name, each in record.buffers.items() if name in used and not each.finite]
+    # Bounds of one entry may be infinite.
+    bad += [name for name, each in record.buffers.items() if name in used and not each.finite and each.size > 1]
     if bad:
         yield _fail("not finite", bad[0], f"NaN or infinity in {_some(bad)}", *bad)
     zero = [
@@ -76,22 +77,19 @@ def _not_finite(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     for chain in account.streams:
         for link in chain:
             if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
-                yield _fail(
-                    "not finite",
-                    f"layer {link.layer}",
-                    f"the stream is not finite from layer {link.layer} ({link.kind}) on",
-                )
+                says = f"the stream is not finite from layer {link.layer} ({link.kind}) on"
+                yield _fail("not finite", f"layer {link.layer}", says)
                 return
 
 
 def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
-    parameters = account.graph.record.parameters
-    random = {
-        name: law
-        for name, law in laws.items()
-        if name in account.matrices
-        and (account.matrices[name].linear or account.matrices[name].role in ("embedding", "position"))
-    }
+    parameters, random = dict(account.graph.record.parameters), {}
+    for name, matrix in account.matrices.items():
+        experts = matrix.linear and len(matrix.shape) == 3
+        parts = laws_of_parts(parameters[name], matrix, laws) if experts else {}
+        parameters |= {each: part for each, (part, _) in parts.items()}
+        if matrix.linear or matrix.role in ("embedding", "position"):
+            random |= {each: law for each, (_, law) in parts.items()} or {name: laws[name]}
     by_first: dict[str, list[tuple[str, float]]] = {}
     for first, second, correlation in copies(parameters, random):
         by_first.setdefault(first, []).append((second, correlation))
@@ -99,7 +97,7 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
         names = [name for name, _ in pairs]
         equal = all(abs(c) > 0.999 for _, c in pairs)
         same = parameters[first].shape == parameters[names[0]].shape
-        scaled = equal and not math.isclose(laws[first].sd, laws[names[0]].sd, rel_tol=1e-4)
+        scaled = equal and not math.isclose(random[first].sd, random[names[0]].sd, rel_tol=1e-4)
         how = (
             "are equal"
             if equal and same and not scaled
@@ -108,34 +106,25 @@ def _copies(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
             else f"are correlated ({pairs[0][1]:.2f})"
         )
         yield _fail("copies", first, f"{first} and {_some(names)} {how}", first, *names)
-    blocks = {name: repeated_blocks(parameters[name]) for name in random}
+    wholes = [name for name in laws if name in account.matrices and account.matrices[name].linear]
+    blocks = {name: repeated_blocks(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
     repeated = [name for name, count in blocks.items() if count > 1]
     if repeated:
-        yield _fail(
-            "shards",
-            repeated[0],
-            f"{_some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed",
-            *repeated,
-        )
+        says = f"{_some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed"
+        yield _fail("shards", repeated[0], says, *repeated)
 
 
 def _dropout(account: Account) -> Iterator[Test]:
-    for node in account.graph.record.nodes:
-        if node.kind == "scale" and node.about.get("dropout"):
-            yield _fail(
-                "dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})"
-            )
+    nodes = account.graph.record.nodes
+    fused = next((each.dropout for each in account.logits if each.dropout > 0), 0.0)
+    for node in nodes:
+        if node.about.get("dropout") is True or (node.operation == "native_dropout" and node.kind == "random"):
+            says = f"dropout runs in evaluation mode (after {_before(account, node.number)})"
+            yield _fail("dropout", node.operation, says)
             return
-        if node.operation == "native_dropout" and node.kind == "random":
-            yield _fail(
-                "dropout", node.operation, f"dropout runs in evaluation mode (after {_before(account, node.number)})"
-            )
-            return
-    for each in account.logits:
-        if each.dropout > 0:
-            yield _fail("dropout", "attention", f"dropout of attention ({each.dropout:g}) runs in evaluation mode")
-            return
-    if any(node.kind == "random" for node in account.graph.record.nodes):
+    if fused:
+        yield _fail("dropout", "attention", f"dropout of attention ({fused:g}) runs in evaluation mode")
+    elif any(node.kind == "random" for node in nodes):
         yield Test("random", "", passed=True, says="random numbers are drawn in evaluation mode")
 
 
@@ -158,11 +147,7 @@ def _norms(account: Account) -> Iterator[Test]:
             wrong.append(node)
     if wrong:
         name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_after(account, wrong[0].number)}"
-        yield _fail(
-            "norm",
-            name,
-            f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)",
-        )
+        yield _fail("norm", name, f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)")
 
 
 def _after(account: Account, number: int) -> str:
@@ -178,11 +163,8 @@ def _attentions(account: Account) -> Iterator[Test]:
         each = wrong[0]
         size = "1/√d_k" if math.isclose(each.after, each.head_size**-0.5, rel_tol=1e-2) else f"{each.after:.4g}"
         width = " = 1/√n" if math.isclose(each.after, max(account.width, 1) ** -0.5, rel_tol=1e-2) else ""
-        yield _fail(
-            "probabilities",
-            f"layer {each.layer}",
-            f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}",
-        )
+        says = f"probabilities of attention are multiplied by {size}{width} after softmax; logits by {each.factor:.4g}"
+        yield _fail("probabilities", f"layer {each.layer}", says)
     yield from _queries(account)
 
 
@@ -207,33 +189,20 @@ def _dependences(found: Dependences, *, causal: bool | None) -> Iterator[Test]:
     if found.leaks:
         yield _fail("items", "batch", "an item of the batch changes another one")
     if causal and found.causal is False:
-        yield Test(
-            "mask",
-            "mask",
-            passed=False,
-            says=f"later tokens change earlier ones from {found.first} on: the causal mask is not there",
-        )
+        says = f"later tokens change earlier ones from {found.first} on: the causal mask is not there"
+        yield Test("mask", "mask", passed=False, says=says)
     if causal is False and found.causal:
         yield Test("mask", "mask", passed=False, says="tokens do not see later ones, where no mask is declared")
 
 
 def _zeros(account: Account, laws: dict[str, Law], *, judged: bool) -> Iterator[Test]:
-    zeros = [name for name, law in laws.items() if law.name == "zeros" and law.size > 1]
-    matrices = [
-        name
-        for name in zeros
-        if name in account.matrices and (account.matrices[name].linear or account.matrices[name].role == "embedding")
-    ]
-    writers = [name for name in matrices if account.matrices[name].last or account.matrices[name].role == "head"]
-    others = [
-        name
-        for name in matrices
-        if name not in writers
-        and {*account.matrices[name].role.split("/")} & {"query", "key", "value", "gate", "up", "embedding"}
-    ]
-    if others and not judged:
+    matrices = {name: matrix for name, matrix in account.matrices.items() if laws[name].name == "zeros" and not judged}
+    read = {"query", "key", "value", "gate", "up", "embedding"}
+    writers = [name for name, matrix in matrices.items() if matrix.last or matrix.role == "head"]
+    others = [name for name, matrix in matrices.items() if not matrix.last and {*matrix.role.split("/")} & read]
+    if others:
         yield _fail("dead", others[0], f"{_some(others)} {'is' if len(others) == 1 else 'are'} 0", *others)
-    if writers and not judged:
+    if writers:
         yield Test("zeros", writers[0], passed=True, says=f"{_some(writers)} start from 0", names=tuple(writers))
 
 
@@ -254,12 +223,8 @@ def _unlike(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
         if 0 < len(far) <= len(names) // 4:
             name = names[far[0]]
             ratio = math.exp(logs[far[0]] - np.median(logs))
-            yield _fail(
-                "unlike",
-                name,
-                f"σ of {role} {name} is {ratio:.3g} times that of other layers",
-                *[names[k] for k in far],
-            )
+            says = f"σ of {role} {name} is {ratio:.3g} times that of other layers"
+            yield _fail("unlike", name, says, *[names[k] for k in far])
 
 
 def _unused(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
@@ -267,10 +232,5 @@ def _unused(account: Account, laws: dict[str, Law]) -> Iterator[Test]:
     used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
     unused = [name for name, each in record.parameters.items() if name not in used and each.size]
     if unused:
-        yield Test(
-            "unused",
-            unused[0],
-            passed=True,
-            says=f"{len(unused)} parameters are in no product ({_some(unused)})",
-            names=tuple(unused),
-        )
+        says = f"{len(unused)} parameters are in no product ({_some(unused)})"
+        yield Test("unused", unused[0], passed=True, says=says, names=tuple(unused))

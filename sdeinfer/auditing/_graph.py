@@ -1,26 +1,14 @@
 """The record as a graph: origins of tensors, norms and activations that are written out, dependences."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
-PIECES = (
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "slice",
-    "select",
-    "narrow",
-    "topk",
-    "top_k",
-    "sort",
-    "argsort",
-    "argmax",
-)
+PIECES = "split split_with_sizes chunk unbind slice select narrow topk top_k sort argsort argmax".split()
 """Views of a part of a tensor: two of them are different tensors."""
 
 REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
@@ -80,21 +68,16 @@ class Graph:
             a, b = self._whole(one), self.term(other).origin
             if not self.has(b, a) or self.depends(b, a):
                 if all(each.kind == "random" for each in self.roots(b)):
-                    node.kind, node.inputs, node.factors, node.about = (
-                        "scale",
-                        (one,),
-                        (1.0,),
-                        {"dropout": True, "uniform": True},
-                    )
+                    node.kind, node.inputs, node.factors = "scale", (one,), (1.0,)
+                    node.about = {"dropout": True, "uniform": True}
                     return
                 continue
             if self._reduced(other, a):
                 softmax = a.operation in ("exp", "exp2")
                 inverse = self.term(other).origin.operation
                 divides = node.operation.startswith("div")
-                node.about["inverse"] = inverse in (
-                    ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
-                )
+                wrong = ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
+                node.about["inverse"] = inverse in wrong
                 node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
             else:
                 node.kind = "other"
@@ -186,7 +169,8 @@ class Graph:
             return None
         sizes = node.square, origin.square
         ratio = (sizes[0] / sizes[1]) ** 0.5 if sizes[0] > 0 and sizes[1] > 0 else 1.0
-        return origin, 1.0 if abs(ratio - 1) < 1e-3 or node.kind == "join" else ratio
+        padded = node.kind == "join" and math.prod(node.shape) != math.prod(origin.shape)
+        return origin, 1.0 if abs(ratio - 1) < 1e-3 or padded else ratio
 
     def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
         """The products that a tensor is linear in, nearest first; nodes of `stop` (bits) are not entered."""
@@ -224,4 +208,5 @@ class Graph:
         scales = at.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
         for each, factor in zip(inputs, factors, strict=False):
-            yield Source(each, at.factor * factor, scales, normed, gated)
+            # What is before a norm does not change what is after it.
+            yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated)

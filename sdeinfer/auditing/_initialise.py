@@ -8,9 +8,11 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._audit import Books, account_only, books_of, is_torch, judged, made, recipe_of
+from sdeinfer.auditing._audit import books_of, filled, first_pass, judged, made, recipe_of
+from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit
+from sdeinfer.auditing._roles import account_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,7 +73,7 @@ def initialise(
             differ. The model is not changed then.
     """
     network = made(model, seed)
-    account = account_only(network, inputs)
+    account = account_of(Graph(first_pass(network, inputs)[0]))
     if not account.streams:
         raise InputError("model: it has no residual stream, whose branches could be drawn")
     own = {"width": account.width, "layers": account.layers}
@@ -86,10 +88,10 @@ def initialise(
     each = [recipe_of(rule, network) for rule in (rules or [recipe])]
     whole = dataclasses.replace(each[0], sd=lambda m: _of(each, m).sd(m), bias_sd=lambda m: _of(each, m).bias_sd(m))  # pyright: ignore
     drawn, rows = _drawn(account, whole, seed)
-    network = _filled(network, drawn)
+    network = filled(network, drawn)
     if not audited:
         return Initialised(network, None, rows)
-    books: Books = books_of(network, inputs)
+    books = books_of(network, inputs)
     in_branches = dataclasses.replace(
         whole,
         sd=lambda m: whole.sd(m) if _in_branch(m) else None,
@@ -177,18 +179,3 @@ def _sizes(account: Account, matrix: Matrix) -> tuple[int, int, int] | None:
         lengths.add(third)
     found = {(q, kv, kv) for q in lengths for kv in lengths if q + 2 * kv == matrix.fan_out}
     return found.pop() if len(found) == 1 else None
-
-
-def _filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
-    if not is_torch(network):
-        from sdeinfer.auditing._jax_models import replaced
-
-        return replaced(network, new)
-    import sys
-
-    torch = sys.modules["torch"]
-    parameters = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, values in new.items():
-            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
-    return network

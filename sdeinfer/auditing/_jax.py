@@ -1,26 +1,25 @@
 """The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sdeinfer.auditing._jax_models import function_of
+from sdeinfer.auditing._jax_numpy import evaluated
 from sdeinfer.auditing._jax_operations import node_of_primitive
-from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._record import Node, Parameter, Record, about
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Where primitives that call a function have it."""
 
 
-def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True) -> Record:
-    """Run a model once, primitive by primitive; if not `evaluated`, only its graph is read, without numbers.
+def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
+    """Run a model once, primitive by primitive.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its inputs by name; "" for one positional argument.
-        evaluated: whether numbers are computed.
     """
     import jax
 
@@ -33,7 +32,7 @@ def record_of(network: Any, inputs: Mapping[str, Any], *, evaluated: bool = True
         return function(values, *([named.pop("")] if "" in named else []), **named)
 
     closed = jax.make_jaxpr(run)(list(leaves.values()), list(given.values()))
-    walk = _Walk(leaves, evaluated)
+    walk = _Walk(leaves)
     arguments = [Node("input", (), value.shape, key, rows=_rows(value)) for key, value in given.items()]
     for node in arguments:
         walk.add(node)
@@ -59,14 +58,6 @@ def _rows(value: Any) -> np.ndarray | None:
         return np.square(x).mean(-1).ravel() if x.ndim > 1 else np.array([np.square(x).mean()])
 
 
-def _about(value: Any) -> dict[str, Any]:
-    x = np.asarray(value)
-    x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
-        mean, sd = float(x.mean()), float(x.std())
-    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
-
-
 def _opened(jaxpr: Any) -> tuple[Any, Any]:
     """A jaxpr, closed or not, and its constants."""
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, getattr(jaxpr, "consts", ()))
@@ -75,8 +66,7 @@ def _opened(jaxpr: Any) -> tuple[Any, Any]:
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
-    def __init__(self, leaves: Mapping[str, Any], evaluated: bool = True):  # noqa: FBT001, FBT002
-        self.evaluated = evaluated
+    def __init__(self, leaves: Mapping[str, Any]):
         self.nodes: list[Node] = []
         self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
@@ -86,7 +76,7 @@ class _Walk:
         x = self.arrays[name]
         vector = x.size in (1, max(x.shape, default=1))
         return self.add(
-            Node("parameter", (), x.shape, name, (name,), fixed=True, about=_about(x) if vector and x.size else {})
+            Node("parameter", (), x.shape, name, (name,), fixed=True, about=about(x) if vector and x.size else {})
         )
 
     def known(self) -> dict[str, Parameter]:
@@ -111,7 +101,7 @@ class _Walk:
     def constant(self, value: Any) -> Node:
         x = np.asarray(value)
         real = x.dtype.kind in "fiubc" and 0 < x.size <= 1 << 16
-        return self.add(Node("constant", (), x.shape, fixed=True, about=_about(x) if real else {}))
+        return self.add(Node("constant", (), x.shape, fixed=True, about=about(x) if real else {}))
 
     def run(self, jaxpr: Any, consts: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """Evaluate a jaxpr; its outputs as nodes and values."""
@@ -139,28 +129,20 @@ class _Walk:
         if name == "scan":
             return self.scan(equation, nodes, values)
         if name == "cond":
-            branch = parameters["branches"][int(values[0]) if self.evaluated else -1]
+            branch = parameters["branches"][int(values[0])]
             return self.run(*_opened(branch), nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
         if inner is not None and name != "while":
             return self.run(*_opened(inner), nodes, values)
 
-        if not self.evaluated:
-            shapes = [variable.aval for variable in equation.outvars]
-            return [
-                (self.add(node_of_primitive(name, parameters, nodes, tuple(each.shape), values)), each)
-                for each in shapes
-            ]
-        out = equation.primitive.bind(*values, **parameters)
-        outputs = list(out) if equation.primitive.multiple_results else [out]
         found = []
-        for value in outputs:
+        for value in evaluated(equation, values):
             node = node_of_primitive(name, parameters, nodes, tuple(getattr(value, "shape", ())), values)
             if str(value.dtype).startswith("key<"):
                 pass
             elif node.fixed:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
-                node.about |= _about(value) if small else {}
+                node.about |= about(value) if small else {}
             elif node.kind != "view":
                 node.rows = _rows(value)
             found.append((self.add(node), value))
@@ -168,8 +150,6 @@ class _Walk:
 
     def scan(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """The steps of a loop; stacked parameters are cut into those of its steps."""
-        import jax.numpy as jnp
-
         parameters = equation.params
         (jaxpr, held), length = _opened(parameters["jaxpr"]), parameters["length"]
         # What is stacked has one axis more outside than inside.
@@ -181,7 +161,7 @@ class _Walk:
         order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
         for number in order:
             pieces = [
-                (self.piece(node, number, value.shape[1:]), value[number] if self.evaluated else value)
+                (self.piece(node, number, value.shape[1:]), value[number])
                 for node, value in list(zip(nodes, values, strict=True))[consts + carries :]
             ]
             given = [*list(zip(nodes, values, strict=True))[:consts], *carry, *pieces]
@@ -191,7 +171,7 @@ class _Walk:
         stacks = stacks[::-1] if parameters["reverse"] else stacks
         stacked = []
         for each in zip(*stacks, strict=True):
-            value = jnp.stack([value for _, value in each]) if self.evaluated else each[0][1]
+            value = np.stack([value for _, value in each])
             live = tuple(node for node, _ in each if not node.fixed)
             stacked.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
         return [*carry, *stacked]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._record import Node, multiplied
 
 VIEWS = frozenset(
     "reshape transpose broadcast_in_dim squeeze expand_dims convert_element_type slice dynamic_slice gather "
@@ -24,17 +24,10 @@ def node_of_primitive(
     names = tuple(dict.fromkeys(each for node in inputs if node.fixed for each in node.parameters))
     if name in RANDOM:
         return Node("random", live, shape, name)
+    if not live and name in VIEWS and inputs:
+        return Node("view", tuple(inputs[:1]), shape, name, names, fixed=True, about=dict(inputs[0].about))
     if not live:
-        view = name in VIEWS and inputs
-        return Node(
-            "view" if view else "other",
-            tuple(inputs[:1] if view else inputs),
-            shape,
-            name,
-            names,
-            fixed=True,
-            about=dict(inputs[0].about) if view else {},
-        )
+        return Node("other", tuple(inputs), shape, name, names, fixed=True)
     if name == "gather" and inputs[0].fixed and inputs[0].parameters:
         return Node("embedding", live, shape, "embedding", names)
     if name == "dot_general":
@@ -42,14 +35,8 @@ def node_of_primitive(
     if name == "conv_general_dilated":
         weight, groups = inputs[1], parameters["feature_group_count"]
         outer = weight.shape[parameters["dimension_numbers"].rhs_spec[0]]
-        return Node(
-            "convolution",
-            live,
-            shape,
-            name,
-            names,
-            about={"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups},
-        )
+        sizes = {"fan_in": math.prod(weight.shape) // outer, "fan_out": outer // groups, "groups": groups}
+        return Node("convolution", live, shape, name, names, about=sizes)
     if name in SUMS:
         factors = [1.0, -1.0 if name == "sub" else 1.0]
         chosen = [inputs[0], inputs[-1]]
@@ -58,7 +45,7 @@ def node_of_primitive(
     if name == "neg":
         return Node("scale", live, shape, name, (), (-1.0,), about={"uniform": True})
     if name in ("mul", "div"):
-        return _multiplied(name, inputs, shape, names)
+        return multiplied(name, inputs, shape, names)
     if name in JOINS:
         return Node("join", tuple(node for node in live if node.kind != "input" or len(live) == 1), shape, name, names)
     if name in VIEWS:
@@ -79,24 +66,5 @@ def _contracted(parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[
     axes, batch, other = (right_axes, right_batch, left) if parameter is right else (left_axes, left_batch, right)
     inner = math.prod(parameter.shape[axis] for axis in axes)
     outer = math.prod(n for axis, n in enumerate(parameter.shape) if axis not in {*axes, *batch})
-    return Node(
-        "product",
-        (other,),
-        shape,
-        "dot_general",
-        parameter.parameters,
-        (1.0,),
-        about={"fan_in": inner, "fan_out": outer, "weight": parameter},
-    )
-
-
-def _multiplied(name: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...]) -> Node:
-    live = tuple(node for node in inputs if not node.fixed)
-    if len(live) > 1:
-        return Node("gate", live, shape, name, names)
-    if name == "div" and inputs[0].fixed:
-        return Node("other", live, shape, name, names)
-    fixed = next(node for node in inputs if node.fixed)
-    value = fixed.about.get("mean", math.nan) if fixed.about.get("uniform") else fixed.about.get("rms", math.nan)
-    factor = 1 / value if name == "div" and value else value
-    return Node("scale", live, shape, name, names, (factor,), about=dict(fixed.about) | {"by": fixed})
+    about = {"fan_in": inner, "fan_out": outer, "weight": parameter}
+    return Node("product", (other,), shape, "dot_general", parameter.parameters, (1.0,), about=about)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -15,32 +16,22 @@ SHARED = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Entries of a tensor.
-
-    Attributes:
-        size: number of entries.
-        seen: number of those that were read and are not in rows of zeros.
-        mean: their mean.
-        sd: σ, their root mean square about the mean.
-        kurtosis: κ₄, excess kurtosis.
-        largest: largest |entry − mean| over σ.
-        name: "normal", "uniform", "truncated", "orthogonal", "constant", "zeros", "not finite" or "other".
-        edge: for a truncated law, where it ends over the σ before truncation.
-    """
+    """Entries of a tensor: their number, those seen outside rows of zeros, moments, and the law that they follow."""
 
     size: int
     seen: int
     mean: float
     sd: float
     kurtosis: float
-    largest: float
+    largest: float  # |entry − mean| over σ
     name: str
-    edge: float = math.inf
+    edge: float = math.inf  # where a truncated law ends, over the σ before truncation
 
     @property
     def error(self) -> float:
         """Standard deviation of log σ̂: √((2 + κ₄)/(4N)) (`theory.md` §18)."""
-        return math.sqrt(max(2 + self.kurtosis, 0.05) / (4 * max(self.seen, 1)))
+        kurtosis = self.kurtosis if self.seen >= 256 else max(self.kurtosis, 0.0)  # that of few entries is not known
+        return math.sqrt(max(2 + kurtosis, 0.05) / (4 * max(self.seen, 1)))
 
 
 def law_of(parameter: Parameter) -> Law:
@@ -107,6 +98,35 @@ def _orthogonal(parameter: Parameter) -> bool:
         if np.sqrt((cosines**2).mean()) * math.sqrt(W.size / few) < 0.1:
             return True
     return False
+
+
+def parts_of(parameter: Parameter, matrix: Any) -> dict[str, Parameter]:
+    """The matrices in one array: experts along the first axis; queries, keys and values as equal parts."""
+    shape, roles = parameter.shape, matrix.role.split("/")
+    if len(shape) == 3 and matrix.fan_in * matrix.fan_out == shape[1] * shape[2] and 1 < shape[0] <= 256:
+        labels, axis = [str(k) for k in range(shape[0])], 0
+    elif len(shape) == 2 and len(roles) > 1 and matrix.fan_out in shape and matrix.fan_out % len(roles) == 0:
+        labels, axis = roles, shape.index(matrix.fan_out)
+    else:
+        return {}
+    places = np.arange(parameter.size).reshape(shape[: axis + 1] + (-1,))
+    found = {}
+    for label, index in zip(labels, np.split(places, len(labels), axis), strict=True):
+        flat = index.ravel()
+        own = (shape[0], shape[1] // len(labels)) if axis else (shape[0] // len(labels), *shape[1:])
+        found[label] = Parameter(own, lambda at, flat=flat: parameter.read(flat[at]), parameter.finite, parameter.dtype)
+    return found
+
+
+def laws_of_parts(parameter: Parameter, matrix: Any, laws: dict[str, Law]) -> dict[str, tuple[Parameter, Law]]:
+    """Matrices in one array, with their laws, which are kept among those of tensors."""
+    found = {}
+    for label, part in parts_of(parameter, matrix).items():
+        name = f"{matrix.name}[{label}]"
+        if name not in laws:
+            laws[name] = law_of(part)
+        found[name] = part, laws[name]
+    return found
 
 
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:

@@ -26,7 +26,7 @@ class Recipe:
         factors: by name, factors of the standard deviation of a matrix and, for a last matrix, of the multiplier: those
             that an implementation may miss.
         logits: the factor of q kᵀ before softmax, in place of 1/(√d_k temperature), also where q and k are normed.
-        gain: the factor that a norm multiplies by, as it is used: that of 1 + w if it is so.
+        gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
         layer_scale: what parameters that multiply branches start from.
         norm: "pre" or "post", where the norms are.
@@ -44,7 +44,7 @@ class Recipe:
     temperature: Callable[[int], float | None] = lambda size: 1.0
     factors: Callable[[Matrix], Mapping[str, float]] = lambda matrix: {}
     logits: Callable[[Logits], float | None] | None = None
-    gain: float | None = 1.0
+    gain: Callable[[Matrix], float | None] = lambda matrix: 1.0 if matrix.role == "norm" else 0.0
     embedding: float | None = None
     layer_scale: float | None = None
     norm: str | None = None

@@ -102,27 +102,20 @@ def xavier(gain: float = 1.0) -> Recipe:
     return Recipe("xavier", source, _in_blocks(_scaled(_xavier, factors)), factors=factors)
 
 
-def kaiming(nonlinearity: str = "relu", mode: str = "fan_in") -> Recipe:
-    """Variance gain²/fan, biases are 0; the gain is √2 for "relu" and 1 for "linear".
+def kaiming(mode: str = "fan_in", gain: float = 2**0.5) -> Recipe:
+    """Variance gain²/fan, biases are 0.
 
     Source: He et al. 2015, arXiv 1502.01852, Eq. 10 (fan_in) and 14 (fan_out); `kaiming_normal_` in torch/nn/init.py.
 
+    Arguments:
+        mode: "fan_in" or "fan_out".
+        gain: √2 for ReLU, 1 for none; others in `torch.nn.init.calculate_gain`.
+
     Raises:
-        InputError: for an unknown nonlinearity or mode.
+        InputError: for an unknown mode.
     """
-    gains = {
-        "linear": 1.0,
-        "sigmoid": 1.0,
-        "tanh": 5 / 3,
-        "relu": 2**0.5,
-        "leaky_relu": (2 / 1.0001) ** 0.5,
-        "selu": 0.75,
-    }
-    if nonlinearity not in gains:  # those of `torch.nn.init.calculate_gain`
-        raise InputError(f"nonlinearity: one of {', '.join(gains)} is needed, got {nonlinearity!r}")
     if mode not in ("fan_in", "fan_out"):
         raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {mode!r}")
-    gain = gains[nonlinearity]
     factors = _constant({} if gain == 1 else {"gain": gain})
     sd = _in_blocks(_scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors))
     return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
@@ -196,51 +189,23 @@ def deepnet(base: Recipe | None = None) -> Recipe:
     Arguments:
         base: the recipe whose weights and biases are multiplied by β; None for `xavier()`.
     """
+    base = xavier() if base is None else base
+
+    def factors(matrix: Matrix) -> dict[str, float]:
+        return {} if matrix.role in ("query", "key") else {"β = (8L)^−¼": (8 * matrix.layers) ** -0.25}
+
     return dataclasses.replace(
-        _all_but_logits(xavier() if base is None else base, "β = (8L)^−¼", lambda layers: (8 * layers) ** -0.25),
+        base,
         name="deepnet",
         source="arXiv 2203.00555, Figure 2; torchscale/architecture/encoder.py",
+        sd=_scaled(base.sd, factors),
+        bias_sd=_scaled(base.bias_sd, factors),
+        factors=lambda matrix: dict(base.factors(matrix)) | factors(matrix),
         skip=lambda layers: (2 * layers) ** 0.25,
     )
 
 
-def t_fixup(*, decoder: bool = False, query_key_gain: float = 1.0) -> Recipe:
-    """T-Fixup: Xavier; weights of the MLP, the values and the last of attention are multiplied by .67 L^−¼.
-
-    Source: Huang et al. 2020, ICML, PMLR 119; fairseq/modules/transformer_layer.py of layer6ai-labs/T-Fixup.
-
-    Arguments:
-        decoder: whether the layers are a decoder's, of an encoder and a decoder: (9L)^−¼ in place of .67 L^−¼.
-        query_key_gain: gain of queries and keys: 1 in the paper, 1/√2 in the authors' code.
-    """
-    plain = xavier()
-
-    def sd(matrix: Matrix) -> float | None:
-        return (plain.sd(matrix) or 0.0) * (query_key_gain if matrix.role in ("query", "key") else 1.0)
-
-    def scale(layers: int) -> float:
-        return (9 * layers) ** -0.25 if decoder else 0.67 * layers**-0.25
-
-    return dataclasses.replace(
-        _all_but_logits(dataclasses.replace(plain, sd=_in_blocks(sd)), "(9L)^−¼" if decoder else ".67 L^−¼", scale),
-        name="t_fixup",
-        source="Huang et al. 2020, PMLR 119; layer6ai-labs/T-Fixup, fairseq/modules/transformer_layer.py",
-    )
-
-
-def shaped() -> Recipe:
-    """No recipe: the shaped Transformer has another law.
-
-    Raises:
-        InputError: always, with what to use in its place.
-    """
-    raise InputError(
-        "recipe: shaped layers have another law: their parameters are fitted by"
-        ' si.fit(si.models.full_path, data, architecture="transformer")'
-    )
-
-
-_ALL = (gpt2, normal, pytorch, pytorch_linear, lecun, xavier, kaiming, mup, completep, deepnet, t_fixup, shaped)
+_ALL = (gpt2, normal, pytorch, pytorch_linear, lecun, xavier, kaiming, mup, completep, deepnet)
 RECIPES: dict[str, Callable[..., Recipe]] = {make.__name__: make for make in _ALL}
 """Functions that make recipes, by name."""
 
@@ -294,17 +259,3 @@ def _scaled(
         return None if own is None else own * math.prod(factors(matrix).values())
 
     return scaled
-
-
-def _all_but_logits(base: Recipe, name: str, scale: Callable[[int], float]) -> Recipe:
-    """A recipe with the weights and biases of all but queries and keys multiplied by a function of L."""
-
-    def own(matrix: Matrix) -> dict[str, float]:
-        return {} if matrix.role in ("query", "key") else {name: scale(matrix.layers)}
-
-    return dataclasses.replace(
-        base,
-        sd=_scaled(base.sd, own),
-        bias_sd=_scaled(base.bias_sd, own),
-        factors=lambda matrix: dict(base.factors(matrix)) | own(matrix),
-    )

@@ -1,6 +1,7 @@
 """The record of one pass through a network: what was computed from what, with few numbers and no activations."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +13,15 @@ MOST = 1 << 16
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """A tensor of a pass.
-
-    Attributes:
-        kind: "parameter", "buffer", "input", "constant", "view", "join" (of several
-            tensors), "sum", "scale" (by a number or a fixed tensor), "gate" (product of activations, entry by entry),
-            "product" (with a parameter), "contraction" (matrix product of activations), "convolution", "embedding",
-            "attention" (a fused kernel), "softmax", "norm", "random", or "other".
-        inputs: the nodes that it was computed from, those of activations first.
-        shape: its shape.
-        operation: the operation in its library.
-        parameters: names of the parameters that are used with the activations: weight first.
-        factors: of a sum the factor of each input; of a scale or a contraction one factor, of a fixed tensor its root
-            mean square.
-        fixed: whether it follows from parameters, buffers and constants alone.
-        rows: mean square over the last axis, flat; None of tensors without real entries.
-        about: what else the kind has: fan-in and fan-out of products; scale, causal and dropout of attention; mean and
-            standard deviation of a fixed tensor, and whether all its entries are equal.
-    """
+    """A tensor of a pass: its kind, what it was computed from, the mean square of its rows, and few other numbers."""
 
     kind: str
     inputs: tuple["Node", ...]
     shape: tuple[int, ...]
     operation: str = ""
-    parameters: tuple[str, ...] = ()
-    factors: tuple[float, ...] = ()
-    fixed: bool = False
+    parameters: tuple[str, ...] = ()  # used with the activations: weight first
+    factors: tuple[float, ...] = ()  # of each input of a sum; of a fixed tensor its root mean square
+    fixed: bool = False  # whether it follows from parameters, buffers and constants alone
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1
@@ -46,6 +30,40 @@ class Node:
     def square(self) -> float:
         """Mean square of all entries."""
         return float("nan") if self.rows is None or not self.rows.size else float(self.rows.mean())
+
+
+def about(values: np.ndarray) -> dict[str, Any]:
+    """Mean, standard deviation and root mean square of a fixed array, and whether all its entries are equal."""
+    x = np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
+        mean, sd = float(x.mean()), float(x.std())
+    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
+
+
+def multiplied(
+    operation: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...], number: float = 1.0
+) -> Node:
+    """A product, or quotient, of activations, entry by entry; or one of activations and a fixed tensor or a number."""
+    live = tuple(node for node in inputs if not node.fixed)
+    if len(live) > 1:
+        return Node("gate", live, shape, operation, names)
+    divides = operation.startswith("div")
+    if divides and inputs[0].fixed:
+        return Node("other", live, shape, operation, names)
+    fixed = next((node for node in inputs if node.fixed), None)
+    if fixed is None:
+        return Node(
+            "scale",
+            live,
+            shape,
+            operation,
+            names,
+            (1 / number if divides and number else number,),
+            about={"uniform": True},
+        )
+    value = fixed.about.get("mean" if fixed.about.get("uniform") else "rms", math.nan)
+    factor = 1 / value if divides and value else value
+    return Node("scale", live, shape, operation, names, (factor,), about=fixed.about | {"by": fixed})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,25 +11,8 @@ from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test
 
-ORDER = (
-    "not finite",
-    "dropout",
-    "copies",
-    "shards",
-    "norm",
-    "queries",
-    "probabilities",
-    "mask",
-    "items",
-    "stream",
-    "logits",
-    "factor",
-    "unlike",
-    "dead",
-    "σ",
-    "bias",
-    "law",
-)
+ORDER = ("not finite", "dropout", "copies", "shards", "norm", "queries", "probabilities", "mask", "items", "outputs")
+ORDER += ("stream", "logits", "factor", "unlike", "dead", "σ", "bias", "law")
 """Causes before consequences."""
 
 
@@ -84,24 +67,16 @@ class Audit:
         if self.passed:
             assert self.recipe is not None
             sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio)]
-            roles = [
-                f"{test.what} {test.ratio:.3f} ± {test.error:.3f}"
-                for test in sigma
-                if test.names and test.what not in test.names
-            ]
+            of_roles = [test for test in sigma if test.names and test.what not in test.names]
+            roles = ", ".join(f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in of_roles)
             said = (
-                f"σ of {', '.join(roles)} times what {self.recipe.name} declares"
-                if roles
-                else f"as {self.recipe.name} declares"
+                f"σ of {roles} times what {self.recipe.name} declares" if roles else f"as {self.recipe.name} declares"
             )
             return "; ".join([f"passed: {self.name}: {said}", *self.notes])
         clauses = _clauses(self.failed)
         more = f" (also: {len(clauses) - 3} more)" if len(clauses) > 3 else ""
-        declares = (
-            f" [declared: {self.recipe.name}]"
-            if self.recipe is not None and any(each.topic not in ("copies",) for each in self.failed)
-            else ""
-        )
+        named = self.recipe is not None and any(each.topic != "copies" for each in self.failed)
+        declares = f" [declared: {self.recipe.name}]" if self.recipe is not None and named else ""
         return f"failed: {self.name}: {'; '.join(clauses[:3])}{more}{declares}{f'; {self.hint}' if self.hint else ''}"
 
     def table(self) -> list[dict[str, Any]]:
@@ -169,13 +144,8 @@ def _clauses(failed: tuple[Test, ...]) -> list[str]:
     """Sentences of failed tests; those with one cause, or of one topic for several tensors, become one."""
     found: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
-        key = (
-            test.cause.split(": ", 1)[-1].split(" of the ")[0]
-            if test.cause
-            else test.says
-            if test.topic not in ("norm", "law", "bias", "factor", "logits", "stream")
-            else ""
-        )
+        alone = test.says if test.topic not in ("norm", "law", "bias", "factor", "logits", "stream") else ""
+        key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
         found.setdefault((test.topic, key), []).append(test)
     clauses = []
     for own in found.values():

@@ -116,16 +116,7 @@ def _fused(graph: Graph, node: Node, link: Link) -> Logits:
     query, key = (graph.term(each) for each in node.inputs[:2])
     factor = node.about["scale"] * query.factor * key.factor
     normed = "norm" in (query.origin.kind, key.origin.kind)
-    return Logits(
-        factor,
-        node.about["head_size"],
-        link.layer,
-        normed,
-        1.0,
-        node.about["causal"],
-        node.about["dropout"],
-        node.operation,
-    )
+    return Logits(factor, node.about["head_size"], link.layer, normed, 1.0, node.about["dropout"])
 
 
 def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
@@ -140,17 +131,7 @@ def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, 
                     give(other, "value")
                     after = term.factor
     normed = "norm" in (query.origin.kind, key.origin.kind)
-    size = product.about["fan_in"]
-    return Logits(
-        factor * query.factor * key.factor,
-        size,
-        link.layer,
-        normed,
-        after,
-        causal=False,
-        dropout=0.0,
-        name="softmax",
-    )
+    return Logits(factor * query.factor * key.factor, product.about["fan_in"], link.layer, normed, after, 0.0)
 
 
 def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]]) -> None:
@@ -192,6 +173,9 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
         elif node.kind == "norm":
             for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
                 note(name, role, node)
+            if "mean" in node.about.get("gain", {}):
+                of = node.about["gain"]
+                gains.setdefault(node.parameters[0], []).append((of["mean"], of["sd"]))
         elif node.kind == "scale" and node.parameters:
             at = graph.term(node.inputs[0]).origin
             normed = at.kind == "norm"

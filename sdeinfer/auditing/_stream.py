@@ -9,18 +9,7 @@ from sdeinfer.auditing._record import Node
 
 @dataclasses.dataclass(eq=False)
 class Link:
-    """A sum of the stream: X′ = αX + Σ_b c_b y_b.
-
-    Attributes:
-        sum: its node.
-        skip: the stream X that it goes on from, with the factor α; its origin is a norm where the stream is normalised.
-        branch: what is added.
-        writers: the products that the branch ends in, with their factors c.
-        normed: whether a norm is between X and the sum before.
-        before: the sum before.
-        kind: "attention", "mlp", "mixer", or two of them in one sum.
-        layer: l, from 0.
-    """
+    """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that."""
 
     sum: Node
     skip: Term

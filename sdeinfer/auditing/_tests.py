@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._law import Law, laws_of_parts
 from sdeinfer.auditing._recipe import Recipe
 
 LEVEL = 1e-4
@@ -16,6 +16,9 @@ LEVEL = 1e-4
 
 ALIKE = 0.02
 """A significant difference of log σ counts if it is larger than this; of a factor in the code, than half of it."""
+
+FEWEST = 64
+"""Entries below which the σ of a tensor is not tested: its error is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +47,14 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its matrix and law, what is declared of it, and its factor in the forward pass."""
+    """One tensor: its matrix and law, what is declared of it, its factor in the pass, and the matrices in it."""
 
     matrix: Matrix
     law: Law
     declared: float | None
     declared_law: str | None
     factor: float = 1.0
+    parts: tuple[tuple[str, Law], ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -70,7 +74,9 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
             elif matrix.linear or matrix.role in ("embedding", "position"):
                 declared, law = recipe.sd(matrix), recipe.law(matrix)
             factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
-        rows.append(Row(matrix, laws[name], declared, law, factor))
+        parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if declared else {}
+        own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
+        rows.append(Row(matrix, laws[name], declared, law, factor, own))
     return rows
 
 
@@ -90,19 +96,28 @@ def critical(count: int) -> float:
 
 def tests_of(account: Account, rows: list[Row], recipe: Recipe) -> list[Test]:
     """All tests against a recipe."""
-    count = 2 * len(rows) + 30
+    count = 2 * len(rows) + sum(len(row.parts) for row in rows) + 30
     z = critical(count)
     pooled = list(_pooled(rows, z))
     named = {name for test in pooled if not test.passed for name in test.names}
     single = [test for row in rows for test in _tensor(row, z, recipe, known=row.matrix.name in named)]
-    return [*pooled, *single, *_norms(account, rows, recipe), *_factors(account, recipe), *_logits(account, recipe)]
+    wrong = named | {name for test in single if not test.passed for name in test.names}
+    parts = [test for row in rows if row.matrix.name not in wrong for test in _parts(row, z)]
+    return [
+        *pooled,
+        *single,
+        *parts,
+        *_norms(account, rows, recipe),
+        *_factors(account, rows, recipe),
+        *_logits(account, recipe),
+    ]
 
 
 def by_role(rows: list[Row]) -> dict[str, list[Row]]:
     """Rows whose σ is declared, and is not zero, by role."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        if row.declared and row.law.sd > 0 and math.isfinite(row.law.sd):
+        if row.declared and row.law.sd > 0 and math.isfinite(row.law.sd) and row.law.seen >= FEWEST:
             found.setdefault(row.matrix.role, []).append(row)
     return found
 
@@ -147,7 +162,7 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
     elif law.sd == 0:
         zeros = {matrix.role, *matrix.role.split("/")} & {*recipe.zeros}
         yield Test(kind, name, bool(zeros) or law.seen < 2, f"{matrix.role} {name} is {_value(law)}", names=(name,))
-    elif not known:
+    elif not known and law.seen >= FEWEST:
         log_ratio = math.log(row.ratio)
         passed = abs(log_ratio) < max(z * law.error, ALIKE)
         yield Test(kind, name, passed, _says([row], log_ratio, law.error), "", (name,), row.ratio, law.error)
@@ -163,6 +178,20 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
             yield Test("law", name, alike, f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
 
 
+def _parts(row: Row, z: float) -> Iterator[Test]:
+    """Tests of the matrices in one array."""
+    for name, law in row.parts:
+        part = dataclasses.replace(row, law=law, matrix=dataclasses.replace(row.matrix, name=name))
+        if law.sd > 0 and law.seen >= FEWEST:
+            log_ratio = math.log(part.ratio)
+            passed = abs(log_ratio) < max(z * law.error, ALIKE)
+            says = _says([part], log_ratio, law.error)
+            yield Test("σ", row.matrix.name, passed, says, "", (row.matrix.name,), part.ratio, law.error)
+        elif row.law.sd > 0 and law.seen >= FEWEST:
+            says = f"{name} is {_value(law)}"
+            yield Test("σ", row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
+
+
 def _value(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 
@@ -172,71 +201,52 @@ def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
     scales = {name for found in account.writers.values() for _, source in found for name in source.scales}
     for row in rows:
         name, law = row.matrix.name, row.law
-        if row.matrix.role == "norm" and recipe.gain is not None:
+        declared = recipe.gain(row.matrix) if row.matrix.role in ("norm", "norm bias") else None
+        if declared is not None and row.matrix.role == "norm":
             mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
-            passed = abs(mean - recipe.gain) < ALIKE and sd < ALIKE
-            yield Test(
-                "norm",
-                name,
-                passed,
-                f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {recipe.gain:g}",
-                names=(name,),
-                ratio=mean,
-            )
-        elif row.matrix.role == "norm bias" and recipe.gain is not None:
-            yield Test(
-                "norm", name, law.name == "zeros", f"norm offset {name} is {_value(law)}, declared 0", names=(name,)
-            )
+            # A gain that the code of the model fills with another number than 1 is used as it is, or as 1 + w.
+            of_code = declared != 1.0 and law.sd == 0 and abs(law.mean - declared) < 1e-6
+            declared = declared if of_code or declared else 1.0
+            says = f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {declared:g}"
+            passed = of_code or (abs(mean - declared) < ALIKE and sd < ALIKE)
+            yield Test("norm", name, passed, says, names=(name,), ratio=mean)
+        elif declared is not None:
+            passed = law.sd == 0 and abs(law.mean - declared) < 1e-6
+            says = f"norm offset {name} is {_value(law)}, declared {declared:g}"
+            yield Test("norm", name, passed, says, names=(name,))
         elif name in scales and recipe.layer_scale is not None and row.matrix.role != "norm":
             passed = law.sd == 0 and math.isclose(law.mean, recipe.layer_scale, rel_tol=1e-2)
             says = f"LayerScale {name} is {_value(law)}, declared {recipe.layer_scale:g}"
             yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / recipe.layer_scale)
 
 
-def _factors(account: Account, recipe: Recipe) -> Iterator[Test]:
-    """Factors of branches, of the stream and of the embedding."""
+def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
+    """Factors of branches beside those of constant parameters, of the stream and of the embedding."""
+    scales = {row.matrix.name: row.law.mean for row in rows if row.law.sd == 0}
+    scales |= {name: found[0][0] for name, found in account.gains.items() if found[0][1] < ALIKE}
     for chain in account.streams:
         multiplier, skip = recipe.multiplier(chain[-1].layer + 1), recipe.skip(chain[-1].layer + 1)
         for link in chain:
             place = f"{link.kind}, layer {link.layer}"
             if skip is not None and link is not chain[0]:
                 found = link.skip.factor
-                yield Test(
-                    "stream",
-                    place,
-                    _near(found, skip),
-                    f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}",
-                    ratio=found / skip,
-                )
+                says = f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}"
+                yield Test("stream", place, _near(found, skip), says, ratio=found / skip)
             for source in link.writers:
-                if multiplier is not None and source.plain:
-                    found = abs(source.factor)
+                known = [scales.get(name, math.nan) for name in source.scales]
+                if multiplier is not None and not source.gated and math.isfinite(math.prod(known)) and math.prod(known):
+                    found = abs(source.factor / math.prod(known))
                     says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
-                    yield Test(
-                        "factor",
-                        place,
-                        _near(found, multiplier),
-                        says,
-                        ratio=found / multiplier,
-                        names=source.node.parameters[:1],
-                    )
+                    names, ratio = source.node.parameters[:1], found / multiplier
+                    yield Test("factor", place, _near(found, multiplier), says, ratio=ratio, names=names)
             if recipe.norm is not None and link is not chain[0]:
                 found = "post" if link.normed else "pre"
-                yield Test(
-                    "stream",
-                    place,
-                    found == recipe.norm,
-                    "the stream itself is normalised" if found == "post" else "the stream is not normalised",
-                    names=(),
-                )
+                says = "the stream itself is normalised" if found == "post" else "the stream is not normalised"
+                yield Test("stream", place, found == recipe.norm, says)
         start = account.graph.sources(chain[0].skip.origin)
         for source in start if recipe.embedding is not None else ():
-            if (
-                source.node.operation == "embedding"
-                and not source.node.fixed
-                and not source.normed
-                and recipe.embedding
-            ):
+            of_tokens = source.node.operation == "embedding" and not source.node.fixed
+            if of_tokens and not source.normed and recipe.embedding:
                 found = abs(source.factor * chain[0].skip.factor)
                 says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
                 yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)
@@ -253,14 +263,8 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
             continue
         ratio = each.factor / declared
         says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
-        yield Test(
-            "logits",
-            f"layer {each.layer}",
-            _near(each.factor, declared),
-            says,
-            _of_logits(ratio, each.head_size, each.layer),
-            ratio=ratio,
-        )
+        cause = _of_logits(ratio, each.head_size, each.layer)
+        yield Test("logits", f"layer {each.layer}", _near(each.factor, declared), says, cause, ratio=ratio)
 
 
 def _of_logits(ratio: float, size: int, layer: int | None) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import math
 import sys
 import weakref
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._record import Node, Parameter, Record, about
 from sdeinfer.auditing._torch_operations import node_of_operation
 
 SMALL = 10_000_000
@@ -148,12 +147,8 @@ def _rows(tensor: Any) -> np.ndarray | None:
 
 
 def _about(tensor: Any) -> dict[str, Any]:
-    """Mean, standard deviation and root mean square of a fixed tensor."""
-    tensor = tensor.detach().abs() if tensor.dtype.is_complex else tensor.detach()
-    if not tensor.is_floating_point():
-        tensor = tensor.double()
-    mean, sd = float(tensor.double().mean()), float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0
-    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
+    tensor = tensor.detach()
+    return about((tensor if tensor.is_complex() else tensor.double()).cpu().numpy())
 
 
 def _tap_class() -> type:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._record import Node, multiplied
 
 VIEWS = frozenset(
     "view reshape _unsafe_view t transpose permute expand expand_as slice select squeeze unsqueeze clone "
@@ -63,13 +63,17 @@ def node_of_operation(
     if name == "embedding" or (name in ("index", "index_select", "gather") and inputs[0].fixed and names):
         return Node("embedding", live, shape, name, names)
     if name in NORMS:
-        return Node("norm", live[:1], shape, name, names)
+        gain = next((each for each in inputs if each.fixed and each.parameters), None)
+        return Node("norm", live[:1], shape, name, names, about={} if gain is None else {"gain": gain.about})
     if name in ("_softmax", "softmax", "_safe_softmax", "_log_softmax"):
         return Node("softmax" if "log" not in name else "other", live, shape, name)
     if name in SUMS:
         return _sum(name, args, kwargs, inputs, shape, names)
-    if name in ("mul", "div", "neg", "multiply", "divide"):
-        return _multiplied(name, args, inputs, shape, names)
+    if name == "neg":
+        return Node("scale", live, shape, name, (), (-1.0,), about={"uniform": True})
+    if name in ("mul", "div", "multiply", "divide"):
+        number = next((float(each) for each in args if isinstance(each, int | float)), 1.0)
+        return multiplied(name, inputs, shape, names, number)
     if name in JOINS or (name == "copy" and len(live) > 1):
         return Node("join", live, shape, name, names)
     if name == "copy":
@@ -144,7 +148,7 @@ def _sum(
         inputs, factors = inputs[:2], [1 - weight, weight]
     if name == "addcmul":
         value = float(kwargs.get("value", 1.0))
-        product = _multiplied("mul", (), inputs[1:3], shape, names)
+        product = multiplied("mul", inputs[1:3], shape, names)
         inputs, factors = [inputs[0], product], [1.0, value]
     if name in ("index_add", "scatter_add", "scatter_reduce"):
         inputs = [inputs[0], inputs[-1]]
@@ -154,22 +158,3 @@ def _sum(
     return Node(
         "sum", tuple(node for node, _ in pairs), shape, name, names, tuple(factor for _, factor in pairs), about=about
     )
-
-
-def _multiplied(name: str, args: tuple, inputs: list[Node], shape: tuple[int, ...], names: tuple) -> Node:
-    live = [node for node in inputs if not node.fixed]
-    if len(live) > 1:
-        return Node("gate", tuple(live), shape, name, names)
-    fixed = next((node for node in inputs if node.fixed), None)
-    if name == "neg":
-        return Node("scale", tuple(live), shape, name, (), (-1.0,), about={"uniform": True})
-    if name.startswith("div") and live[0] is not inputs[0]:
-        return Node("other", tuple(live), shape, name, names)
-    if fixed is None:
-        value = next((float(each) for each in args if isinstance(each, int | float)), 1.0)
-        about: dict[str, Any] = {"uniform": True}
-    else:
-        about = dict(fixed.about)
-        value = about.get("mean", math.nan) if about.get("uniform") else about.get("rms", math.nan)
-    factor = 1 / value if name.startswith("div") and value else value
-    return Node("scale", tuple(live), shape, name, names, (factor,), about=about | {"by": fixed})

@@ -6,20 +6,8 @@ from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law
 
-SHOWN = (
-    "embedding",
-    "query",
-    "key",
-    "value",
-    "query/key/value",
-    "attention output",
-    "gate",
-    "up",
-    "gate/up",
-    "mlp output",
-    "mixer output",
-    "head",
-)
+SHOWN = ("embedding", "query", "key", "value", "query/key/value", "attention output", "gate", "up", "gate/up")
+SHOWN += ("mlp output", "mixer output", "head")
 
 
 def words_of(account: Account, laws: dict[str, Law], dependences: Dependences) -> str:

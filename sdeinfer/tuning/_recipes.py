@@ -58,7 +58,7 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
         return None if variance is None else math.sqrt(variance)
 
     causal = None if attention is None else attention.pattern.causal
-    return Recipe(name, source, sd, bias_sd, skip=lambda count: layers[0].skip, gain=None, causal=causal)
+    return Recipe(name, source, sd, bias_sd, skip=lambda count: layers[0].skip, gain=lambda matrix: None, causal=causal)
 
 
 def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], *, width: int) -> pd.DataFrame:

@@ -213,7 +213,6 @@ def test_standard_deviations_are_those_by_hand():
     assert RULES.completep(base_width=16, base_layers=2).multiplier(8) == 0.25
     assert RULES.deepnet().sd(matrix("value")) == pytest.approx(math.sqrt(2 / 320) * 64**-0.25)
     assert RULES.deepnet().skip(8) == 2
-    assert RULES.t_fixup().sd(matrix("up")) == pytest.approx(math.sqrt(2 / 320) * 0.67 * 8**-0.25)
     own = RULES.of_rules({"*.wo": lambda matrix: 0.02 / math.sqrt(2 * (matrix.layer + 1)), "up": (0.03, "uniform")})
     assert own.sd(si.auditing.Matrix("attention output", 4, 4, 4, 4, 1, "layers.1.wo")) == pytest.approx(0.01)
     assert (own.sd(matrix("up")), own.law(matrix("up")), own.sd(matrix("gate"))) == (0.03, "uniform", None)

@@ -33,6 +33,22 @@ CONFIGURATIONS = {
     ),
     "dinov2": hf.Dinov2Config(**SIZES | {"image_size": 32, "patch_size": 8}),
     "mamba": hf.MambaConfig(hidden_size=N, num_hidden_layers=LAYERS, vocab_size=199),
+    "whisper": hf.WhisperConfig(
+        d_model=N,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        vocab_size=199,
+        num_mel_bins=16,
+        max_source_positions=32,
+        pad_token_id=1,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=1,
+    ),
     "granite": hf.GraniteConfig(**GROUPED, residual_multiplier=0.22),
     "neox": hf.GPTNeoXConfig(**SIZES),
 }
@@ -58,6 +74,7 @@ def matrices(network, part):
 
 
 PARTS = {
+    "whisper": "fc1",
     "gpt2": "mlp.c_fc",
     "qwen3": "mlp.up_proj",
     "gemma3": "mlp.up_proj",
@@ -75,7 +92,7 @@ def of_one_kind(network, part):
 
 
 def of_one_matrix(network, part):
-    matrices(network, part)[2].mul_(1.15)
+    matrices(network, part)[2].mul_(1.1)
 
 
 def copied(network, part):
@@ -89,22 +106,77 @@ def shards(network, part):
     each[half : 2 * half].copy_(each[:half])
 
 
-FAULTS = {of_one_kind: "1.0", of_one_matrix: "1.1", copied: "are equal", shards: "equal blocks"}
+def of_the_stream(network, part):
+    """Every sum of the stream multiplies what was there, or what is added."""
+
+    def scaled(module, arguments, output):
+        first = output[0] if isinstance(output, tuple) else output
+        return (1.25 * first, *output[1:]) if isinstance(output, tuple) else 1.25 * first
+
+    for module in layers_of(network):
+        module.register_forward_hook(scaled)
+
+
+def of_one_layer(network, part):
+    """The second branch, or its norm, adds twice its output."""
+    branch_of(network).register_forward_hook(lambda module, arguments, output: 2 * output)
+
+
+def of_one_expert(network, part):
+    matrices(network, part)[1][2].mul_(1.1)
+
+
+def of_dropout(network, part):
+    """A dropout of functions whose `training` is True by default."""
+    branch_of(network).register_forward_hook(lambda module, arguments, output: nn.functional.dropout(output, 0.1))
+
+
+def branch_of(network):
+    """The last module of a branch of the second layer."""
+    names = ("post_feedforward_layernorm", "mlp", "DenseReluDense", "mixer", "fc2")
+    found = dict(layers_of(network)[1].named_modules())
+    return next(each for last in names for name, each in found.items() if name.split(".")[-1] == last)
+
+
+def layers_of(network):
+    return next(each for each in network.modules() if isinstance(each, nn.ModuleList) and len(each) == LAYERS)
+
+
+FAULTS = {
+    of_one_kind: "1.0",
+    of_one_matrix: "1.1",
+    copied: "are equal",
+    shards: "equal blocks",
+    of_the_stream: "the stream is multiplied by 1.25",
+    of_one_layer: "is multiplied by 2, declared 1",
+    of_dropout: "dropout",
+}
 
 
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(name, fault):
     network, part = model(name), PARTS[name]
-    if fault is shards and name == "mixtral":
-        pytest.skip("experts are of three axes")
+    if name == "mixtral" and fault in (shards, of_one_layer):
+        pytest.skip("experts are of three axes, and weighted by their router")
     with torch.no_grad():
         fault(network, part)
     found = si.audit(network, recipe="auto")
     assert found.passed is False
-    assert FAULTS[fault] in found.verdict, found.verdict
+    assert FAULTS[fault] in found.verdict.replace("1.09", "1.1"), found.verdict
     names = {name for test in found.failed for name in test.names}
-    assert any(part in each for each in names)
+    assert fault in (of_the_stream, of_one_layer, of_dropout) or any(part in each for each in names)
+
+
+def test_one_expert_and_one_part_are_found():
+    network = model("mixtral")
+    with torch.no_grad():
+        of_one_expert(network, "experts.down_proj")
+    assert "layers.1.mlp.experts.down_proj" in si.audit(network, recipe="auto").verdict
+    network = model("gpt2")
+    with torch.no_grad():
+        network.h[1].attn.c_attn.weight[:, N : 2 * N].mul_(1.1)
+    assert "h.1.attn.c_attn.weight[key] is 1.1" in si.audit(network, recipe="auto").verdict
 
 
 def test_one_layer_unlike_the_others_without_a_recipe():

@@ -22,77 +22,113 @@ warnings.filterwarnings("ignore")
 
 SMALL = {
     64: "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
-    "encoder_hidden_size model_dim",
+    "encoder_hidden_size model_dim cross_hidden_size",
     3: "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers num_encoder_layers "
     "num_decoder_layers depth",
     4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads n_heads "
     "num_experts num_local_experts n_routed_experts moe_num_experts decoder_num_attention_heads "
-    "linear_num_value_heads",
-    2: "num_key_value_heads num_kv_heads num_experts_per_tok moe_topk linear_num_key_heads",
+    "linear_num_value_heads cross_num_attention_heads cross_num_key_value_heads",
+    2: "num_key_value_heads num_kv_heads num_experts_per_tok num_experts_per_token moe_topk moe_k linear_num_key_heads",
     128: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner decoder_intermediate_size "
     "ffn_hidden_size max_position_embeddings",
     16: "head_dim d_kv kv_channels attention_head_size qk_nope_head_dim v_head_dim kv_lora_rank "
-    "linear_key_head_dim linear_value_head_dim",
+    "linear_key_head_dim linear_value_head_dim cross_head_dim",
     8: "qk_rope_head_dim",
     32: "moe_intermediate_size image_size shared_expert_intermediate_size q_lora_rank expert_ffn_hidden_size",
     199: "vocab_size",
 }
 NAMES = {name: value for value, names in SMALL.items() for name in names.split()}
-PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "encoder_config", "decoder_config")
-NAMES |= {
-    "n_group": 1,
-    "topk_group": 1,
-    "patch_size": 8,
-    "max_source_positions": 32,
-    "num_mel_bins": 16,
-    "first_k_dense_replace": 1,
+NAMES |= {"n_group": 1, "topk_group": 1, "patch_size": 8, "max_source_positions": 32, "num_mel_bins": 16}
+NAMES |= {"first_k_dense_replace": 1, "rotary_dim": 8, "sliding_window": 16}
+FEW = {name: 2 for value in (3,) for name in SMALL[value].split()} | {"vocab_size": 199}
+"""Only layers and words are few: of a configuration whose other sizes depend on each other."""
+FEW |= {name: 4 for name in NAMES if "experts" in name and "per_tok" not in name} | {"num_experts_per_tok": 2}
+SECONDS = 150
+"""Time after which a type is given up: on a busy machine."""
+
+SIZES = {
+    "small": NAMES,
+    "heads of 64": NAMES | dict.fromkeys(SMALL[64].split(), 256) | dict.fromkeys(SMALL[16].split(), 64),
+    "heads of 128": NAMES | dict.fromkeys(SMALL[64].split(), 512) | dict.fromkeys(SMALL[16].split(), 128),
+    "its own": FEW,
 }
+"""Sizes that are tried in turn: rotations of some types are cut into sections that fit heads of 64 or 128 entries."""
+
+LARGEST = 300_000_000
+"""Number of parameters beyond which a model is not built."""
 
 
-class TimeOut(Exception):
+class TimeOut(BaseException):
     pass
 
 
-def small(config_class) -> dict:
-    """Arguments of a configuration: sizes that it knows are small."""
+def small(config_class, sizes: dict) -> dict:
+    """Arguments of a configuration, and of those in it: sizes that it knows are small."""
     try:
         default = config_class()
     except Exception:
         return {}
     arguments = {}
-    for name, value in default.to_dict().items():
-        if name in NAMES and isinstance(value, int) and not isinstance(value, bool):
-            arguments[name] = NAMES[name]
-        if name in PARTS and isinstance(value, dict):
-            part = getattr(default, name, None)
-            if part is not None:
-                arguments[name] = small(type(part)) | {"model_type": value.get("model_type", "")}
+    known = default.to_dict()
+    for name, value in known.items():
+        expected = isinstance(value, int) and not isinstance(value, bool) or (value is None and "per_tok" in name)
+        if name in sizes and expected:
+            arguments[name] = sizes[name]
+        part = getattr(default, name, None)
+        if isinstance(value, dict) and isinstance(part, hf.PretrainedConfig):
+            arguments[name] = small(type(part), sizes) | {"model_type": value.get("model_type", "")}
         if name.endswith("token_id") and isinstance(value, int) and value > 198:
             arguments[name] = 1
-    heads = default.to_dict().get("num_attention_heads")
-    if heads is not None and default.to_dict().get("num_key_value_heads") == heads:
-        arguments["num_key_value_heads"] = NAMES["num_attention_heads"]
+    if sizes is not FEW:
+        if known.get("num_attention_heads") is not None and known["num_attention_heads"] == known.get(
+            "num_key_value_heads"
+        ):
+            arguments["num_key_value_heads"] = NAMES["num_attention_heads"]
+        if "qk_rope_head_dim" in arguments and "head_dim" in known:
+            arguments["head_dim"] = NAMES["qk_rope_head_dim"]
+        for name, value in known.items():
+            if isinstance(value, dict) and "mrope_section" in value:
+                arguments[name] = value | {"mrope_section": [4, 2, 2] if sizes is NAMES else [16, 24, 24]}
     return arguments
 
 
-def built(config_class):
-    config = config_class(**small(config_class))
+def built(config_class, sizes: dict):
+    config = config_class(**small(config_class, sizes))
     torch.manual_seed(0)
     for auto in (hf.AutoModelForCausalLM, hf.AutoModel, hf.AutoModelForSeq2SeqLM):
         try:
-            if type(config) in auto._model_mapping:
-                return auto.from_config(config)
+            if type(config) not in auto._model_mapping:
+                continue
         except KeyError:
             continue
+        if sizes is FEW:
+            with torch.device("meta"):
+                count = sum(each.numel() for each in auto.from_config(config).parameters())
+            if count > LARGEST:
+                raise ValueError(f"{count:.2g} parameters")
+        return auto.from_config(config)
     raise TypeError("no model")
 
 
 def row_of(kind: str, config_class) -> dict:
+    """The row of a type at small sizes; if it cannot be built or run so, larger, or at its own with two layers."""
+    best: dict = {}
+    for name, sizes in SIZES.items():
+        row = row_at(kind, config_class, sizes) | {"sizes": name}
+        if not best or "without" in row or ("tensors" in row and "tensors" not in best):
+            best = row
+        if "without" in best or "no model" in best["built"]:
+            break
+    return best
+
+
+def row_at(kind: str, config_class, sizes: dict) -> dict:
     row: dict = {"type": kind}
+    signal.alarm(SECONDS)
     try:
-        model = built(config_class)
+        model = built(config_class, sizes)
     except TimeOut:
-        return row | {"built": "too large"}
+        return row | {"built": "too slow"}
     except Exception as error:
         return row | {"built": f"{type(error).__name__}: {str(error)[:150]}"}
     row |= {"built": type(model).__name__, "tensors": len(list(model.parameters()))}
@@ -113,6 +149,7 @@ def row_of(kind: str, config_class) -> dict:
         row["refused"] = "too slow"
     except Exception:
         row["traceback"] = traceback.format_exc()[-600:]
+    signal.alarm(0)
     row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
@@ -126,15 +163,8 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, stop)
     rows = []
-    for kind, config_class in hf.CONFIG_MAPPING.items():
-        if chosen and kind not in chosen:
-            continue
-        signal.alarm(40)
-        try:
-            rows.append(row_of(kind, config_class))
-        except TimeOut:
-            rows.append({"type": kind, "built": "too slow"})
-        signal.alarm(0)
+    for kind in chosen or list(hf.CONFIG_MAPPING):
+        rows.append(row_of(kind, hf.CONFIG_MAPPING[kind]))
         out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
         print(kind, rows[-1].get("passed", rows[-1].get("refused", rows[-1]["built"])), flush=True)
     done = [row for row in rows if "tensors" in row]

@@ -126,11 +126,12 @@ def tuned(settings: Settings, depth: int) -> si.Tuned:
 def initialised(scheme: str, settings: Settings, depth: int, answer: si.Tuned, seed: int) -> tuple[Stream, float]:
     """Layers with weights of a scheme, and the multiplier of their branches."""
     model = Stream(settings, depth, rngs=nnx.Rngs(seed))
+    inputs = jr.normal(jr.key(0), (1, settings.tokens, settings.width))
     if scheme == "tuned":
-        return answer.initialise(model, seed=seed, audited=False).model, 1.0
+        return answer.initialise(model, inputs, seed=seed, audited=False).model, 1.0
     of_rule = 1 / math.sqrt(2 * (depth if scheme == "rule of thumb" else min(settings.depths)))
     recipe = si.tuning.recipe_for(blocks(settings, of_rule), name=scheme)
-    found = si.audit.initialise(model, recipe, prompt(settings), seed=seed, audited=False)
+    found = si.audit.initialise(model, recipe, inputs, seed=seed, audited=False)
     return found.model, 1.0 if scheme == "rule of thumb" else min(settings.depths) / depth
 
 

@@ -17,10 +17,7 @@ from sdeinfer.networks import tokens_with_covariance
 
 
 class Baseline(eqx.Module):
-    """A Transformer layer, attention and then feed-forward, each a residual branch: X′ = λX + γ f(X).
-
-    The defaults give the shaped Transformer of Eq. 11 with slopes 1 ± c/√n; each switch removes one of its
-    modifications (Fig. 1 left, Fig. 4).
+    """A layer of attention and then feed-forward, X′ = λX + γ f(X); each switch removes one modification of Eq. 11.
 
     Attributes:
         gamma: γ, the factor of the branches.

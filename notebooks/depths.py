@@ -1,13 +1,8 @@
 """Train Pre-LN Transformers of three depths from three initialisations: a rule of thumb, `si.tune` and CompleteP.
 
-All have GELU, LayerNorm without gains, a causal mask and no biases, and differ in the strength of their branches:
-
-- the rule of thumb has last matrices of standard deviation 1/√(2L fan_in), as GPT-2's with its own first matrices;
-- `si.tune` takes the largest strength for which 95 of 100 networks keep the norms of all tokens within a factor of two;
-- CompleteP (Dey et al. 2025, α = 1) multiplies branches by a factor ∝ 1/L; at the least depth it is the rule of thumb.
-
-`Tuned.initialise` and `si.audit.initialise` draw the weights. Run `python notebooks/depths.py` to train every setting
-that `depths.json` does not have yet; it is written after each. `13_depths.ipynb` shows the results.
+All have GELU, LayerNorm without gains, a causal mask and no biases, and differ in the strength of their branches; that
+of `si.tune` keeps the squared norms of all tokens within a factor of two in 95 of 100 networks. `python
+notebooks/depths.py` trains every setting that `depths.json` lacks. `4_training.ipynb` shows the results.
 """
 
 import argparse
@@ -26,7 +21,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from training import final_loss, losses_of, text, thinned, write_whole
+from training import final_loss, losses_of, text, write_whole
 
 import sdeinfer as si
 
@@ -36,21 +31,7 @@ SCHEMES = ("rule of thumb", "tuned", "CompleteP")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes of the networks and of their training.
-
-    Attributes:
-        depths: numbers L of layers, each of attention and an MLP.
-        width: n.
-        heads: number of heads.
-        context: number of characters that a network sees.
-        batch: sequences in one step.
-        steps: number of steps of Adam.
-        warmup: steps in which the learning rate rises linearly to its constant value.
-        rates: learning rates; every setting is trained at each.
-        seeds: networks of one setting.
-        tokens: characters of the prompt for which strengths are tuned.
-        paths: networks of the tuning.
-    """
+    """Sizes: strengths are tuned by `paths` networks for the first `tokens` characters."""
 
     depths: tuple[int, ...] = (4, 12, 36)
     width: int = 48
@@ -128,7 +109,7 @@ def prompt(settings: Settings) -> Float[np.ndarray, "m m"]:
 
 
 def tuned(settings: Settings, depth: int) -> si.Tuned:
-    """The largest strength that keeps norms within a factor of two."""
+    """The largest strength that keeps squared norms within a factor of two."""
     return si.tune(
         blocks(settings),
         prompt(settings),
@@ -145,11 +126,12 @@ def tuned(settings: Settings, depth: int) -> si.Tuned:
 def initialised(scheme: str, settings: Settings, depth: int, answer: si.Tuned, seed: int) -> tuple[Stream, float]:
     """Layers with weights of a scheme, and the multiplier of their branches."""
     model = Stream(settings, depth, rngs=nnx.Rngs(seed))
+    inputs = jr.normal(jr.key(0), (1, settings.tokens, settings.width))
     if scheme == "tuned":
-        return answer.initialise(model, seed=seed, audited=False).model, 1.0
+        return answer.initialise(model, inputs, seed=seed, audited=False).model, 1.0
     of_rule = 1 / math.sqrt(2 * (depth if scheme == "rule of thumb" else min(settings.depths)))
     recipe = si.tuning.recipe_for(blocks(settings, of_rule), name=scheme)
-    found = si.audit.initialise(model, recipe, prompt(settings), seed=seed, audited=False)
+    found = si.audit.initialise(model, recipe, inputs, seed=seed, audited=False)
     return found.model, 1.0 if scheme == "rule of thumb" else min(settings.depths) / depth
 
 
@@ -165,20 +147,7 @@ def train(
     characters: int,
     key: PRNGKeyArray,
 ) -> Float[Array, " steps"]:
-    """Cross-entropy of each step's batch, in nats a character, before the step.
-
-    Adam with a linear warm-up to a constant rate. One key draws the same embeddings and batches for every scheme.
-
-    Arguments:
-        layers: states of the layers, stacked.
-        multiplier: factor of the branches.
-        rate: learning rate.
-        text: the text.
-        graph: structure of one layer.
-        settings: the sizes.
-        characters: number of different characters.
-        key: PRNG key.
-    """
+    """Cross-entropy of each step's batch; one key draws the same embeddings and batches for every scheme."""
     keys = jr.split(key, 4)
     shapes = ((characters, settings.width), (settings.context, settings.width), (settings.width, characters))
     scales = (1 / math.sqrt(2), 1 / math.sqrt(2), 1 / math.sqrt(settings.width))
@@ -195,7 +164,7 @@ def train(
 
 
 def trained(scheme: str, settings: Settings, depth: int, answer: si.Tuned) -> dict[str, Any]:
-    """Losses of a scheme at a depth, at every rate and seed, and the growth of norms before training."""
+    """Losses of a scheme at a depth, at every rate and seed, and the growth of squared norms before training."""
     characters, alphabet = text()
     losses = np.empty((len(settings.rates), settings.seeds, settings.steps))
     V0, growth = prompt(settings), []
@@ -222,17 +191,12 @@ def trained(scheme: str, settings: Settings, depth: int, answer: si.Tuned) -> di
     return {
         "growth": growth,
         "loss": [[final_loss(each) for each in of_rate] for of_rate in losses],
-        "curves": [[thinned(each) for each in of_rate] for of_rate in losses],
         "elapsed_s": round(time.monotonic() - started, 1),
     }
 
 
 def study(path: Path, settings: Settings) -> dict[str, Any]:
-    """Train all settings that the file does not have, and write it after each.
-
-    Raises:
-        ValueError: if the file holds results of other sizes.
-    """
+    """Train what the file lacks, and write it after each setting."""
     made_by = json.loads(json.dumps(dataclasses.asdict(settings)))
     results = json.loads(path.read_text("utf-8")) if path.exists() else {"settings": made_by, "tuned": {}, "runs": []}
     if results["settings"] != made_by:
@@ -247,7 +211,7 @@ def study(path: Path, settings: Settings) -> dict[str, Any]:
         for scheme in missing:
             results["runs"].append({"scheme": scheme, "depth": depth} | trained(scheme, settings, depth, answer))
             write_whole(path, as_json(results))
-            print({name: x for name, x in results["runs"][-1].items() if name != "curves"}, flush=True)
+            print(results["runs"][-1], flush=True)
     return results
 
 

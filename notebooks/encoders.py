@@ -1,11 +1,8 @@
 """Transformer encoders of Appendix D: shaped ones, whose shaping is removed or trained, and Pre-LN.
 
-The blocks *Recover* and *Learn* are a `sdeinfer.ShapedTransformer` with heads, an output projection and the gains γ₁,
-γ₂ of Eq. 33 at initialisation; `tests/test_studies.py` compares them.
-
-As in the paper, the 1/√n of the temperature τ = √(n n_k) is in the initial weights: queries and keys start from
-N(0, n^{-3/2}), all other weights from N(0, 1/n), and logits are divided by √n_k. One learning rate then serves all
-weights, of the shaped models and of the baseline.
+*Recover* and *Learn* are a `sdeinfer.ShapedTransformer` at initialisation; `tests/test_studies.py` compares them. As in
+the paper, the 1/√n of the temperature is in the initial weights of queries and keys, N(0, n^{-3/2}), so that one
+learning rate serves all weights.
 """
 
 import dataclasses
@@ -23,25 +20,7 @@ import sdeinfer as si
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes of the networks, of their training and of their fine-tuning.
-
-    Attributes:
-        width: n.
-        heads: heads of each attention layer; n_k = n/heads.
-        expansion: hidden units of the feed-forward layer, divided by n.
-        context: number m of characters that a network sees.
-        masked: probability that a character is masked.
-        batch: windows in one step.
-        steps: number of steps of Adam.
-        warmup: steps in which the learning rate rises linearly to its constant value, and those in which Recover
-            lowers γ₁, γ₂ and s₋ to zero.
-        rates: learning rates of Adam; each model is trained at the best one for its first seed.
-        large_rate: a further rate, for the models of Fig. 6 only.
-        seeds: networks of one model, with their own weights and batches.
-        examples: examples of each task of classification; as many test it.
-        epochs: passes of fine-tuning over the examples.
-        fine_rate: learning rate of fine-tuning.
-    """
+    """Sizes of the networks, of their training and of their fine-tuning; `large_rate` is for Fig. 6 only."""
 
     width: int = 32
     heads: int = 4

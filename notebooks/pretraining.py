@@ -1,11 +1,8 @@
 """Pretrain the Transformer encoders of Appendix D at a size that one core trains: Tab. 1, Tab. 2 and Fig. 6.
 
-The models predict masked characters of the help topics that ship with Python. *Baseline* is a Pre-LN Transformer.
-*Recover* starts as a shaped Transformer, and lowers γ₁, γ₂ and the slope s₋ to zero; *Learn* trains them (Eq. 33).
-Selected models are then fine-tuned on three tasks of classification. `encoders.py` has the networks and the sizes.
-
-Run `python notebooks/pretraining.py` to train every model that `pretraining.json` does not have yet. The file is
-written after each, so that a run that was stopped goes on where it was. `6_pretraining.ipynb` shows the results.
+The models predict masked characters of Python's help topics, and some are fine-tuned on three tasks; `encoders.py` has
+the networks and the sizes. `python notebooks/pretraining.py` trains every model that `pretraining.json` lacks, and
+writes the file after each. `4_training.ipynb` shows the results.
 """
 
 import argparse
@@ -37,13 +34,7 @@ OBSERVED = (1, 7)
 
 
 class Model(NamedTuple):
-    """One row of Tab. 1.
-
-    Attributes:
-        variant: "Baseline", "Recover" or "Learn".
-        depth: number of blocks.
-        gamma: γ at initialisation; 1 for the baseline.
-    """
+    """One row of Tab. 1: "Baseline", "Recover" or "Learn", the number of blocks, and γ (1 for the baseline)."""
 
     variant: str
     depth: int
@@ -83,10 +74,9 @@ def masked_loss(
 
 
 class Pretrained(NamedTuple):
-    """Results of one network: its parameters, each step's loss and entropies, and the losses after the last step."""
+    """Results of one network: its parameters, each step's entropies, and the losses after the last step."""
 
     parameters: Any
-    losses: Float[Array, " steps"]
     entropies: Float[Array, "steps depth"]
     train: Float[Array, ""]
     test: Float[Array, ""]
@@ -105,12 +95,9 @@ def pretrain(
     characters: int,
     key: Shaped[PRNGKeyArray, ""],
 ) -> Pretrained:
-    """Train a network on masked characters, and evaluate it on windows of both texts.
+    """Train a network on masked characters by Adam with a linear warm-up, and evaluate it on windows of both texts.
 
-    Adam with a linear warm-up to a constant rate, no weight decay and no clipping. Every batch is of windows drawn anew
-    from the text; one key draws the same ones for every model. γ and the rate are data: one program trains all models
-    of one block and depth. The losses after training are of all windows of the held-out text, and of as many of the
-    other text, with the same masks for every network.
+    One key draws the same batches and masks for every model. γ and the rate are data of one program.
     """
     optimiser = optax.adam(lambda count: rate * jnp.minimum(1.0, (count + 1) / settings.warmup))
     key_network, key_batches = jr.split(key)
@@ -129,17 +116,17 @@ def pretrain(
         masked = masks(key_masks, windows.shape, settings)
         (value, entropies), gradient = jax.value_and_grad(loss, has_aux=True)(parameters, windows, masked, remaining)
         updates, state = optimiser.update(gradient, state, parameters)
-        return (optax.apply_updates(parameters, updates), state, value), (value, entropies)
+        return (optax.apply_updates(parameters, updates), state, value), entropies
 
     def diverged(carry, _):
-        return carry, (jnp.nan, jnp.full(depth, jnp.nan))
+        return carry, jnp.full(depth, jnp.nan)
 
     def step_unless_diverged(carry, inputs):
         return jax.lax.cond(jnp.isfinite(carry[2]), step, diverged, carry, inputs)
 
     steps = (jnp.arange(settings.steps), jr.split(key_batches, settings.steps))
     start = (initial, optimiser.init(initial), 0.0)
-    (parameters, *_), (losses, entropies) = jax.lax.scan(step_unless_diverged, start, steps)
+    (parameters, *_), entropies = jax.lax.scan(step_unless_diverged, start, steps)
 
     batches = test.size // (settings.batch * settings.context)
     shape = (batches, settings.batch, settings.context)
@@ -152,7 +139,7 @@ def pretrain(
 
     stride = text.size // (batches * settings.batch)  # windows of all parts of the text to train on
     spread = text[jnp.arange(batches * settings.batch)[:, None] * stride + jnp.arange(settings.context)].ravel()
-    return Pretrained(parameters, losses, entropies, evaluated(spread), evaluated(test))
+    return Pretrained(parameters, entropies, evaluated(spread), evaluated(test))
 
 
 @functools.partial(jax.jit, static_argnames=("block", "depth", "settings"))
@@ -214,14 +201,7 @@ def fine_tuned(parameters: Any, model: Model, settings: Settings, *, seed: int) 
 
 
 def trained(model: Model, settings: Settings) -> dict[str, Any]:
-    """Results of one model: of its first seed at every rate, and of all seeds at the rate that is best for the first.
-
-    The best rate has the smallest training loss.
-
-    Returns:
-        the best rate; the scores of fine-tuning, or None; of every network that was trained the losses, the curve of
-        the training loss and those of the entropies of the layers `OBSERVED`, infinite from where it diverged.
-    """
+    """Results of one model: of its first seed at every rate, and of all seeds at the rate with its smallest loss."""
     train, test, alphabet = texts()
     sizes = {"block": BLOCKS[model.variant], "depth": model.depth, "settings": settings, "characters": len(alphabet)}
     started = time.monotonic()
@@ -251,7 +231,6 @@ def trained(model: Model, settings: Settings) -> dict[str, Any]:
             "seed": seed,
             "rate": rate,
             **{name: thinned(np.array([getattr(run(seed, rate), name)]))[0] for name in ("train", "test")},
-            "curve": thinned(run(seed, rate).losses),
             "entropy": [thinned(run(seed, rate).entropies[:, layer - 1]) for layer in OBSERVED if layer <= model.depth],
         }
         for seed, rate in pairs
@@ -264,13 +243,7 @@ def trained(model: Model, settings: Settings) -> dict[str, Any]:
 
 
 def study(path: Path, settings: Settings, *, models: tuple[Model, ...] = MODELS) -> dict[str, Any]:
-    """Train all models that the file does not have, and write it after each.
-
-    A loss of a run that diverged is `Infinity`, which Python's `json` reads and writes.
-
-    Raises:
-        ValueError: if the file holds results of other settings or another text.
-    """
+    """Train what the file lacks, and write it after each model; a diverged loss is `Infinity`."""
     joined = np.concatenate([part.characters for part in texts()[:2]])
     made_by = {
         **dataclasses.asdict(settings),

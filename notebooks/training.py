@@ -1,11 +1,8 @@
 """Train shaped Transformers on characters over a grid of γ and τ0, and a Pre-LN Transformer of the same size.
 
-The shaped network stacks the layers of `sdeinfer.ShapedTransformer`, with a causal mask and one head, and trains their
-weights; `tests/test_studies.py` compares the two. The parametrisation is that of the theory: all weights start from
-N(0, 1), and the factors 1/√n are in the forward pass. γ, τ0 and c± are not trained.
-
-Run `python notebooks/training.py` to train every setting that `training.json` does not have yet. The file is written
-after each, so that a run that was stopped goes on where it was. `3_does_it_train.ipynb` shows the results.
+All weights start from N(0, 1), with factors 1/√n in the forward pass; γ, τ0 and c± are not trained.
+`tests/test_studies.py` compares the layers with `sdeinfer.ShapedTransformer`. `python notebooks/training.py` trains
+every setting that `training.json` lacks, and writes the file after each. `4_training.ipynb` shows the results.
 """
 
 import argparse
@@ -45,17 +42,7 @@ RESULTS = Path(__file__).with_name("training.json")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes of the networks and of their training.
-
-    Attributes:
-        depth: number of layers, each of attention and feed-forward.
-        width: n.
-        context: number m of characters that a network sees.
-        batch: sequences in one step.
-        steps: number of steps of Adam.
-        warmup: steps in which the learning rate rises linearly to its constant value.
-        seeds: networks of one setting, with their own weights and batches.
-    """
+    """Sizes: `context` characters are the tokens, and the rate rises linearly over `warmup` steps."""
 
     depth: int = 32
     width: int = 48
@@ -72,7 +59,7 @@ def gaussian(rows: int, columns: int, *, rngs: nnx.Rngs) -> nnx.Param:
 
 
 def causal(tokens: int) -> Float[Array, "m m"]:
-    """Softmax of equal logits under a causal mask: row α has 1/m_α at itself and at earlier tokens."""
+    """Softmax of equal logits under a causal mask."""
     return jnp.tril(jnp.ones((tokens, tokens))) / jnp.arange(1, tokens + 1)[:, None]
 
 
@@ -145,8 +132,7 @@ class PreLNBlock(nnx.Module):
 class Network(nnx.Module):
     """Embedding of characters and positions, `depth` blocks, LayerNorm and a linear readout.
 
-    The embedded tokens have ‖x‖²/n of about 1, half of it from the position. LayerNorm before the readout, without gain
-    and bias, makes the first logits N(0, 1) at every setting, so that settings differ by their layers alone.
+    Embedded tokens have ‖x‖²/n of about 1. LayerNorm makes the first logits N(0, 1) at every setting.
     """
 
     def __init__(self, block: type[nnx.Module], settings: Settings, *, characters: int, rngs: nnx.Rngs):
@@ -191,14 +177,7 @@ def train(
     characters: int,
     key: Shaped[PRNGKeyArray, ""],
 ) -> Float[Array, " steps"]:
-    """Cross-entropy of each step's batch, in nats a character, before the step.
-
-    Adam with a linear warm-up to a constant rate, no weight decay and no clipping. Every batch is of windows drawn anew
-    from the text; one key draws the same ones at every setting. γ, τ0 and the rate are data: one program trains all
-    shaped networks. Networks of several keys are trained one after another, since three under `vmap` take 1.5 times as
-    long on one core.
-    """
-
+    """Cross-entropy of each step's batch, in nats a character. γ, τ0 and the rate are data of one program."""
     key_network, key_batches = jr.split(key)
     graph, initial = nnx.split(Network(block, settings, characters=characters, rngs=nnx.Rngs(key_network)))
 
@@ -218,16 +197,7 @@ def losses_of(
     settings: Any,
     key: Shaped[PRNGKeyArray, ""],
 ) -> Float[Array, " steps"]:
-    """The loss of each step's batch, of windows drawn anew from the text, before the step.
-
-    Arguments:
-        loss: a function of parameters and windows, one character longer than the context.
-        parameters: the first ones.
-        rate: learning rate of Adam after a linear warm-up.
-        text: the text.
-        settings: its `context`, `batch`, `steps` and `warmup`, see `Settings`.
-        key: PRNG key of the batches.
-    """
+    """The loss of each step's batch, before the step: Adam with a linear warm-up, on windows drawn anew."""
 
     def schedule(count):
         return rate * jnp.minimum(1.0, (count + 1) / settings.warmup)
@@ -258,11 +228,7 @@ def thinned(losses: Float[ArrayLike, " steps"]) -> list[float]:
 
 
 def trained(layer: si.ShapedTransformer | None, settings: Settings, *, rates: Sequence[float]) -> dict[str, Any]:
-    """Losses of one setting, or of Pre-LN if there is no layer, at the learning rate that is best for its first seed.
-
-    Returns:
-        the rate; the first seed's loss at every rate; the loss and the thinned curve of every seed at the best rate.
-    """
+    """Losses of one setting, or of Pre-LN if there is no layer, at the rate that is best for its first seed."""
     characters, alphabet = text()
     block = PreLNBlock if layer is None else ShapedBlock
     sizes = {"block": block, "settings": settings, "characters": len(alphabet)}
@@ -291,13 +257,7 @@ def study(
     taus: Sequence[float] = TAUS,
     rates: Sequence[float] = RATES,
 ) -> dict[str, Any]:
-    """Train Pre-LN and all settings of the grid that the file does not have, and write it after each.
-
-    A loss of a run that diverged is `Infinity`, which Python's `json` reads and writes.
-
-    Raises:
-        ValueError: if the file holds results of other sizes, rates or another text.
-    """
+    """Train what the file lacks, and write it after each setting; a diverged loss is `Infinity`."""
     characters, _ = text()
     made_by = {
         **dataclasses.asdict(settings),

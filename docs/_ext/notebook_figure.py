@@ -1,7 +1,7 @@
 """Figures as notebooks store them: with the lines that drew them, or as small pictures on cards.
 
 ``.. notebook-figure:: 0_quickstart plot_posterior`` is a figure and its lines. The package of a function that is not in
-``sdeinfer.plots`` follows: ``12_audit plot_audit sdeinfer.auditing``.
+``sdeinfer.plots`` follows: ``6_audit plot_audit sdeinfer.auditing``.
 
 A line of ``.. figure-cards::`` is a card: ``0_quickstart plot_posterior [A posterior](#a-posterior) What it shows``. It
 links to a heading of its page or to a notebook. In place of a notebook and what it calls, a card may have a stored
@@ -27,8 +27,8 @@ SMALL = (480, 320)
 class FromNotebooks(SphinxDirective):
     """What looks for figures in the stored notebooks."""
 
-    def figure(self, name: str, call: str) -> tuple[bytes, str]:
-        """The image of the first cell that calls a function, or a method as `tuned.plot`, and the cell's lines."""
+    def figure(self, name: str, call: str) -> tuple[bytes, str, str]:
+        """The image of the first cell that calls a function or method, the cell's lines, and what the image shows."""
         stored = Path(self.env.srcdir) / "notebooks" / f"{name}.ipynb"
         if not stored.exists():
             raise self.error(f"there is no notebook {name}")
@@ -36,7 +36,8 @@ class FromNotebooks(SphinxDirective):
         for cell in nbformat.read(stored, as_version=4).cells:
             images = [each.data["image/png"] for each in cell.get("outputs", []) if "image/png" in each.get("data", {})]
             if images and f"{call}(" in cell.source:
-                return base64.b64decode(images[0]), cell.source
+                shown = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", f"{call} in the notebook {name}")
+                return base64.b64decode(images[0]), cell.source, shown
         raise self.error(f"{name}.ipynb has no cell with an image and a call of {call}")
 
     def written(self, image: bytes, name: str) -> str:
@@ -56,9 +57,9 @@ class NotebookFigure(FromNotebooks):
     def run(self) -> list[nodes.Node]:
         """Write the image, which browsers load when it comes into view."""
         name, call, package = (*self.arguments, "sdeinfer.plots")[:3]
-        stored, source = self.figure(name, call)
+        stored, source, shown = self.figure(name, call)
         address = self.written(stored, f"{name}-{call}.png")
-        image = nodes.image(uri=address, alt=f"{call} in the notebook {name}", loading="lazy")
+        image = nodes.image(uri=address, alt=shown, loading="lazy")
         code = nodes.literal_block(source, source, language="python")
         nested = self.parse_text_to_nodes(
             f"{{py:func}}`{package}.{call.rpartition('.')[2]}`, in the notebook {{doc}}`/notebooks/{name}`."
@@ -93,7 +94,7 @@ class FigureCards(FromNotebooks):
             stored = (Path(self.env.srcdir) / figure).read_bytes()
             self.env.note_dependency(figure)
         else:
-            stored, _ = self.figure(*figure.split())
+            stored, *_ = self.figure(*figure.split())
         picture = Image.open(io.BytesIO(stored)).convert("RGB")
         picture.thumbnail(SMALL)
         small = io.BytesIO()

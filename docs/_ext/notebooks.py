@@ -1,6 +1,6 @@
 """The notebooks, which are beside the documentation, copied into its source folder before a build.
 
-Notebooks link to pages as `../docs/guides/audit.md`, and pages to notebooks as `../notebooks/4_tune.ipynb`, from where
+Notebooks link to pages as `../docs/guides/audit.md`, and pages to notebooks as `../notebooks/3_tune.ipynb`, from where
 they are in the repository; both are read as the site has them.
 """
 

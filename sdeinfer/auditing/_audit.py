@@ -18,7 +18,7 @@ from sdeinfer.auditing._findings import FAILS, findings_of
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._inputs import PACKED, candidates, needed
 from sdeinfer.auditing._law import Law, law_of
-from sdeinfer.auditing._recipe import Recipe, of_rules
+from sdeinfer.auditing._recipe import Recipe, applies, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._result import Audit
@@ -72,13 +72,15 @@ def audit(
         The `Audit`: its `passed` (None where nothing is declared), `verdict` and `to_frame()`.
 
     Raises:
-        InputError: if the model cannot be run, or for an unknown recipe.
+        InputError: if the model cannot be run, for an unknown recipe, or for a rule that matches no parameter.
     """
     unknown = [each for each in allow if each not in FAILS]
     if unknown:
         raise InputError(f"allow: findings are {', '.join(FAILS)}, got {unknown[0]!r}")
     network = made(model, seed)
     books = books_of(network, inputs)
+    if isinstance(recipe, Mapping):
+        _require_matches(recipe, books.account)
     other = None if like is None else books_of(made(like, seed), inputs)
     rule = recipe_of(recipe, network) if other is None else _as_found(other)
     if rule is not None:
@@ -90,6 +92,15 @@ def audit(
         return found
     more = [*_other_roles(books, other), *_other_outputs(made(like, seed), books, other)]
     return dataclasses.replace(found, tests=(*more, *found.tests))
+
+
+def _require_matches(rules: Mapping[str, Any], account: Account) -> None:
+    """Every key has to match a parameter: a mistyped one would leave parameters undeclared."""
+    matrices = account.matrices.values()
+    for key in rules:
+        if not any(applies(key, matrix) for matrix in matrices):
+            roles = ", ".join(sorted({role for matrix in matrices for role in matrix.role.split("/")}))
+            raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
 
 
 def _other_roles(books: Books, other: Books) -> list[Test]:

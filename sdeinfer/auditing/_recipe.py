@@ -59,6 +59,11 @@ class Recipe:
         return None if temperature is None or found.normed else 1 / (math.sqrt(found.head_size) * temperature)
 
 
+def applies(key: str, matrix: Matrix) -> bool:
+    """Whether the key of a rule is a role of a matrix, or a glob that its name matches."""
+    return key == matrix.role or key in matrix.role.split("/") or fnmatch.fnmatchcase(matrix.name, key)
+
+
 def of_rules(
     rules: Mapping[str, Any], *, name: str = "the given standard deviations", source: str = "the user"
 ) -> Recipe:
@@ -81,9 +86,8 @@ def of_rules(
             )
 
     def rule(matrix: Matrix) -> tuple[Any, str | None]:
-        roles = matrix.role.split("/")
         for key, value in rules.items():
-            if key == matrix.role or key in roles or fnmatch.fnmatchcase(matrix.name, key):
+            if applies(key, matrix):
                 return value if isinstance(value, tuple) else (value, None)
         return None, None
 

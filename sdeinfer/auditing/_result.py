@@ -93,6 +93,7 @@ class Audit:
                 "mean": row.law.mean,
                 "sd": row.law.sd,
                 "factor": row.factor,
+                "strength": row.strength,
                 "declared": row.declared,
                 "ratio": row.ratio,
                 "error": row.law.error if math.isfinite(row.law.kurtosis) else math.nan,

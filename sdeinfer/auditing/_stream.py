@@ -16,7 +16,7 @@ class Link:
     branch: Term
     writers: list[Source]
     normed: bool
-    before: "Link | None"
+    before: "Link | None" = dataclasses.field(repr=False)
     kind: str = ""
     layer: int = 0
 

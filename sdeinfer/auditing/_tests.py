@@ -47,13 +47,17 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its matrix and law, what is declared of it, its factor in the pass, and the matrices in it."""
+    """One tensor: its matrix and law, what is declared of it, and the matrices in it.
+
+    `factor` is that of a writer's output in the sum over the declared one, `strength` the branch's c σ √fan_in.
+    """
 
     matrix: Matrix
     law: Law
     declared: float | None
     declared_law: str | None
     factor: float = 1.0
+    strength: float = math.nan
     parts: tuple[tuple[str, Law], ...] = ()
 
     @property
@@ -76,8 +80,15 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
             factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
         parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if declared else {}
         own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
-        rows.append(Row(matrix, laws[name], declared, law, factor, own))
+        strength = factor_in_sum(account, name) * laws[name].sd * math.sqrt(matrix.fan_in)
+        rows.append(Row(matrix, laws[name], declared, law, factor, strength, own))
     return rows
+
+
+def factor_in_sum(account: Account, name: str) -> float:
+    """The size of the factor of a writer's output in the sum; NaN for others, or behind a norm or a parameter."""
+    found = account.writers.get(name, [])
+    return abs(found[0][1].factor) if found and found[0][1].plain else math.nan
 
 
 def writer_factor(account: Account, name: str, multiplier: float | None = 1.0) -> float:

@@ -68,7 +68,7 @@ def attention_noise_next(at: Frame) -> Float[Any, "... m m"]:
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
     T₁ = N₁ + N₁ᵀ, T₂ = N₂ + N₂ᵀ + N₁N₁ᵀ, T₃ = N₃ + N₃ᵀ + N₁N₂ᵀ + N₂N₁ᵀ; then G = var T₂ + 2 cov(T₁, T₃). The logits are
-    Y = QGQᵀ with G iid normal, so N₁ = G diag(δ)/m. Stein's lemma gives cov(T₁, T₃), Isserlis' theorem var T₂.
+    Y = QΩQᵀ with Ω iid normal, so N₁ = Ω diag(δ)/m. Stein's lemma gives cov(T₁, T₃), Isserlis' theorem var T₂.
     """
     V, Q, R, delta = at
     xp, tokens = V.__array_namespace__(), V.shape[-1]
@@ -84,7 +84,7 @@ def attention_noise_next(at: Frame) -> Float[Any, "... m m"]:
     # Pᵀ diag(C), Pᵀ diag(C²), Pᵀ diag(C³)
     y1, y2, y3 = (xp.matvec(P.mT, xp.matvec(P * P, delta**power))[..., None, :] for power in (0, 1, 2))
 
-    # D_ij = E ∂T₃_ij/∂G_ij; the transpose has the derivatives in G_ji.
+    # D_ij = E ∂T₃_ij/∂Ω_ij; the transpose has the derivatives in Ω_ji.
     D = (
         (outer_product(diagonals(E), diagonals(Gamma)) + E.mT * Gamma.mT) / (2 * tokens)
         + xp.matvec(R, v)[..., None, :] * y1 * across * (1 + equal) / (2 * tokens**2)

@@ -147,8 +147,8 @@ def attention_drift[T: (Array, np.ndarray)](
 ) -> Float[T, "m m ..."]:
     """B₁(V) = V ∘ T + (v sV + (v sV)ᵀ)/2, with b = (γ²/τ0²) B₁ in Theorem 4.2, for any attention pattern; in O(m³).
 
-    In row α the double sum over S₁ of Eq. 10 and the sum over S₂ run over the m_α tokens to which α attends, centred by
-    H_α. The first gives T_αβ = tr(V H_α V H_β)/(m_α m_β); in the second, v = diag V/m_α scales the rows of s
+    In row α the double sum of S₁ and the sum of S₂ (Theorem 4.2) run over the m_α tokens to which α attends, centred
+    by H_α. The first gives T_αβ = tr(V H_α V H_β)/(m_α m_β); in the second, v = diag V/m_α scales the rows of s
     (`attention_drift_vectors`). Without a mask T and s are the same for all rows, which is cheaper.
     """
     if not pattern.everything:

@@ -24,9 +24,9 @@ def attention_noise_flow(
 
     Talay's scheme of weak order 2 for an SDE without drift in the sense of Itô, with b linear in the increments,
 
-        X + b[G] + ½ (Db[G] b[G] − h Σ_j Db_j b_j) + (h/4) Σ_j D²b[G](b_j, b_j) + ½ Σ_jk V_jk Db_k b_j.
+        X + b[G] + ½ (Db[G] b[G] − h Σ_j Db_j b_j) + (h/4) Σ_j D²b[G](b_j, b_j) + ½ Σ_jk A_jk Db_k b_j.
 
-    The antisymmetric V_jk = (G_j U_k − G_k U_j)/√2, with independent normals U, have the moments that the scheme needs,
+    The antisymmetric A_jk = (G_j U_k − G_k U_j)/√2, with independent normals U, have the moments that the scheme needs,
     and the expectation over U of D²b[G](b[U], b[U]) is the sum of the second derivatives. Hence no sum over the
     k² noises remains except the deterministic one, which has a closed form. The argument G holds the increments G and U
     side by side: independent normals of variance h, the step in depth-time.

@@ -97,9 +97,12 @@ def check(
 
 def _skipped(post: xr.DataTree) -> list[str]:
     """The tests of the sampler that cannot be made, with reasons."""
-    skipped = []
-    if "sample_stats" not in post.children:
-        skipped.append("divergences and energies: there is no group sample_stats")
+    if "sample_stats" in post.children:
+        tests = {"diverging": "divergences", "energy": "BFMI"}
+        missing = [name for name in tests if name not in post["sample_stats"].data_vars]
+        skipped = [f"{tests[name]}: the sampler has no statistic {name}" for name in missing]
+    else:
+        skipped = ["divergences and energies: there is no group sample_stats"]
     if post["posterior"].sizes["chain"] == 1:
         skipped.append("agreement of chains: there is one, and R-hat compares its halves; run two chains or more")
     return skipped

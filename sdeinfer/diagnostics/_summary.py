@@ -172,9 +172,12 @@ def of_geometry(post: xr.DataTree) -> list[Verdict]:
     """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
     if "sample_stats" not in post.children:
         return []
-    statistics = post["sample_stats"].to_dataset()
-    advice = "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
-    verdicts = [at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice)]
+    statistics, verdicts = post["sample_stats"].to_dataset(), []
+    if "diverging" in statistics:
+        advice = (
+            "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
+        )
+        verdicts.append(at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice))
     if "energy" in statistics:
         smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
         advice = "the sampler explores the posterior's energies too slowly: run longer"

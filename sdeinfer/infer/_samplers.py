@@ -89,7 +89,7 @@ class AbstractMarkovChain(AbstractSampler):
 
         Returns:
             The new state; its position by site name, of which `posterior.log_density` is a function; and statistics by
-            ArviZ's names, such as `diverging` and `acceptance_rate`.
+            ArviZ's names, such as `acceptance_rate`. `check` tests `diverging` and `energy`, and names what is missing.
         """
 
     def sample(
@@ -135,9 +135,7 @@ def draws_of(posterior: Posterior, each: PyTree, kept: Mapping[str, Any]) -> Dra
     z = posterior.unconstrained(kept["position"], axes=2)
     at = constrained(posterior.model, posterior.prepared, z)
     observed = log_likelihoods(posterior.model, each, at.sites, at.layers)
-    statistics, some = dict(kept["statistics"]), next(iter(z.values()))
-    statistics.setdefault("diverging", np.zeros(some.shape[:2], bool))
-    return Draws(at.sites, at.layers, observed, at.log_prior, statistics)
+    return Draws(at.sites, at.layers, observed, at.log_prior, dict(kept["statistics"]))
 
 
 @eqx.filter_jit

@@ -97,7 +97,11 @@ class CovariancePath(FullPath):
         super().__init__(law, path, validate_args=validate_args)
 
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, " networks"]:
-        """Log density of each network, −∞ for parameters outside of their range."""
+        """Log likelihood of each network given its first covariance, −∞ for parameters outside of their range.
+
+        It is a log density on a path of `transitions`. On a path of `prepare` it is the adjusted log likelihood, see
+        `Adjustment`; there it is a log density by the limit's law only, or with `Adjustment.of_densities`.
+        """
         return jnp.where(self.inside, super().log_prob(value, intermediates), -jnp.inf)
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:

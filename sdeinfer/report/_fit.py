@@ -96,19 +96,19 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
 
     Returns:
         `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
-        `divergences`; `elapsed_s` if the fit was timed; `verdict` in words; `trusted`, `unidentified`, `assumed` and
-        `notes`, see `Check`; `checks`: every verdict; and
-        `fixed`: coordinates that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the
-        fraction of transitions left out.
+        `divergences`, None if the sampler does not count them; `elapsed_s` if the fit was timed; `verdict` in words;
+        `trusted`, `unidentified`, `assumed` and `notes`, see `Check`; `checks`: every verdict; and `fixed`: coordinates
+        that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the fraction of transitions
+        left out.
     """
-    rows = summarise(post).to_dict(orient="index")
+    rows, statistics = summarise(post).to_dict(orient="index"), post.children["sample_stats"].to_dataset()
     return {
         "parameters": {
             str(name): {key: _number(value) for key, value in row.items() if key != "truth" or not math.isnan(value)}
             for name, row in rows.items()
         },
         "fixed": fixed_of(post),
-        "divergences": int(post.children["sample_stats"].to_dataset()["diverging"].sum()),
+        "divergences": int(statistics["diverging"].sum()) if "diverging" in statistics else None,
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,
         "trusted": verdicts.passed,

@@ -1,6 +1,10 @@
 """Results as ArviZ sees them: its functions of predictions, posteriors that were cut, and files."""
 
+import dataclasses
+
 import arviz as az
+import jax
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from sdeinfer.diagnostics import at_last_layer
 from sdeinfer.diagnostics._predictive import last_layer
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures
+from sdeinfer.report._fit import summary
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
 
@@ -100,6 +105,37 @@ def test_posteriors_without_some_groups_are_checked(post):
         si.check(post.drop_nodes("layers"))
     with pytest.raises(si.InputError, match=r"a DataTree without the group posterior, as of az.thin; post.isel\(draw"):
         si.check(az.thin(post, factor=2))
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomWalk(si.infer.AbstractMarkovChain):
+    """A sampler without divergences and energies."""
+
+    def start(self, posterior, key):
+        return posterior.initial_position(key), key
+
+    def step(self, posterior, state):
+        here, key = state
+        key, key_move, key_choice = jr.split(key, 3)
+        there = jax.tree.map(lambda x: x + jr.normal(key_move), here)
+        accept = -jr.exponential(key_choice) < posterior.log_density(there) - posterior.log_density(here)
+        here = jax.tree.map(lambda old, new: jnp.where(accept, new, old), here, there)
+        return (here, key), here, {}
+
+
+def test_statistics_that_a_sampler_lacks_are_named(post, data, tmp_path):
+    fitted = si.fit(si.models.full_path, data, sampler=RandomWalk(chains=2, draws=20), key=jr.key(1))
+    si.write(fitted, tmp_path / "p.nc")
+    bare = read_posterior(tmp_path / "p.nc")
+    found = si.check(bare)
+    assert not {"divergences", "BFMI"} & set(found.to_frame().index)
+    assert {"divergences: the sampler has no statistic diverging", "BFMI: the sampler has no statistic energy"} <= set(
+        found.skipped
+    )
+    assert summary(bare, found)["divergences"] is None
+    whole = si.check(post)
+    assert {"divergences", "BFMI"} <= set(whole.to_frame().index)
+    assert not any("the sampler has no" in reason for reason in whole.skipped)
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,7 +8,8 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._audit import books_of, filled, first_pass, judged, made, recipe_of
+from sdeinfer.auditing._audit import judged, recipe_of
+from sdeinfer.auditing._books import books_of, filled, first_pass, made
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._result import Audit

@@ -158,9 +158,9 @@ def test_every_test_of_a_fit_is_explained():
     """Rows that `check` can have, from its source."""
     pages = "".join((DOCS / "guides" / f"{page}.md").read_text(encoding="utf-8") for page in ("verdict", "blocks"))
     rows = re.findall(r"^\| (`[^|]*[≥≤<][^|]*) \|", pages, re.M)
-    explained = {name for row in rows for name in re.findall(r"`(?:… |tau0 )?([^`]+)`", row)}
+    explained = {name for row in rows for name in re.findall(r"`(?:…,? |tau0 )?([^`]+)`", row)}
     source = "".join(file.read_text(encoding="utf-8") for file in Path(si.diagnostics.__file__).parent.glob("*.py"))
-    named = set(re.findall(r'at_(?:most|least)\(\s*"[\w ]+",\s*f?"(?:\{name\}\{?)?([^"{}]+)', source))
+    named = set(re.findall(r'at_(?:most|least)\(\s*"[\w ]+",\s*f?"(?:\{name\},?\{?)?([^"{}]+)', source))
     assert {name.strip() for name in named} <= explained
 
 

@@ -78,11 +78,19 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
             elif matrix.linear or matrix.role in ("embedding", "position"):
                 declared, law = recipe.sd(matrix), recipe.law(matrix)
             factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
-        parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if declared else {}
+        same = declared and recipe is not None and _is_one_sd(matrix, declared, recipe)
+        parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if same else {}
         own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
         strength = factor_in_sum(account, name) * laws[name].sd * math.sqrt(matrix.fan_in)
         rows.append(Row(matrix, laws[name], declared, law, factor, strength, own))
     return rows
+
+
+def _is_one_sd(matrix: Matrix, declared: float, recipe: Recipe) -> bool:
+    """Whether all roles in one array have one declared σ; otherwise the layout decides which part has which."""
+    roles = matrix.role.split("/")
+    own = [recipe.sd(dataclasses.replace(matrix, role=role)) for role in roles] if len(roles) > 1 else []
+    return all(each is None or math.isclose(each, declared) for each in own)
 
 
 def factor_in_sum(account: Account, name: str) -> float:

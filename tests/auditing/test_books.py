@@ -225,7 +225,10 @@ def test_standard_deviations_are_those_by_hand():
         ({"recipe": "mup"}, r"recipe: mup needs base_width: pass si.audit.recipes.mup\(base_width=256\)"),
         ({"recipe": {"up": -1.0}}, "recipe: a standard deviation, or a function of a Matrix, is needed for up"),
         ({"recipe": "auto"}, "has no configuration that declares one"),
-        ({"recipe": {"querry": 0.02}}, "recipe: 'querry' is no role and matches no name of a parameter; the roles are "),
+        (
+            {"recipe": {"querry": 0.02}},
+            "recipe: 'querry' is no role and matches no name of a parameter; the roles are ",
+        ),
         ({"allow": ["bugs"]}, "allow: findings are "),
     ],
 )

@@ -203,9 +203,7 @@ def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
         name = post.attrs.get("architecture")
         skipped.append(f"one-step innovations and the range of the law: give the layer, architecture={name}")
     elif not _has_alternatives(posterior):
-        skipped.append(
-            "other architectures and sizes: only for si.models.full_path with a named architecture"
-        )
+        skipped.append("other architectures and sizes: only for si.models.full_path with a named architecture")
     if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
         without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
         skipped.append(f"networks left out and distance from the SDE: there are no {without}")

@@ -5,15 +5,14 @@ Run `OMP_NUM_THREADS=1 python tests/benchmarks/audit_libraries.py OUT.json [pyto
 
 import functools
 import json
-import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from limited import limited
 
 import sdeinfer as si
 
@@ -25,10 +24,6 @@ LARGEST = 90_000_000
 
 Made = Iterator[tuple[str, Callable[[], Any], Any, Any]]
 """Names, functions that make models, inputs (None for those that are made), recipes."""
-
-
-class TimeOut(BaseException):
-    pass
 
 
 def of_pytorch() -> Made:
@@ -200,8 +195,7 @@ LIBRARIES = {"pytorch": of_pytorch, "timm": of_timm, "x-transformers": of_x_tran
 
 def row_of(name: str, make: Callable[[], Any], inputs: Any, recipe: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name}
-    signal.alarm(SECONDS)
-    try:
+    with limited(row, SECONDS):
         model = make()
         own = getattr(model, "parameters", None)
         row["tensors"] = len(list(own())) if own else 0
@@ -209,23 +203,11 @@ def row_of(name: str, make: Callable[[], Any], inputs: Any, recipe: Any) -> dict
         found = si.audit(model, inputs, recipe=recipe)
         row |= {"seconds": round(time.perf_counter() - start, 2), "passed": found.passed, "verdict": str(found)}
         row["layers"] = found.layers
-    except si.InputError as error:
-        row["refused"] = str(error)
-    except TimeOut:
-        row["refused"] = "too slow"
-    except Exception:
-        row["traceback"] = traceback.format_exc()[-600:]
-    signal.alarm(0)
     return row
 
 
 def main() -> None:
     out, chosen = Path(sys.argv[1]), sys.argv[2:] or list(LIBRARIES)
-
-    def stop(*_):
-        raise TimeOut
-
-    signal.signal(signal.SIGALRM, stop)
     rows = []
     for library in chosen:
         for each in LIBRARIES[library]():

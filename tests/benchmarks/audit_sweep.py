@@ -6,15 +6,14 @@ recipe and by "auto", or why the model was not built or not audited, with second
 
 import json
 import resource
-import signal
 import sys
 import time
-import traceback
 import warnings
 from pathlib import Path
 
 import torch
 import transformers as hf
+from limited import TimeOut, limited
 
 import sdeinfer as si
 
@@ -56,10 +55,6 @@ SIZES = {
 
 LARGEST = 300_000_000
 """Number of parameters beyond which a model is not built."""
-
-
-class TimeOut(BaseException):
-    pass
 
 
 def small(config_class, sizes: dict) -> dict:
@@ -124,17 +119,16 @@ def row_of(kind: str, config_class) -> dict:
 
 def row_at(kind: str, config_class, sizes: dict) -> dict:
     row: dict = {"type": kind}
-    signal.alarm(SECONDS)
-    try:
-        model = built(config_class, sizes)
-    except TimeOut:
-        return row | {"built": "too slow"}
-    except Exception as error:
-        return row | {"built": f"{type(error).__name__}: {str(error)[:150]}"}
-    row |= {"built": type(model).__name__, "tensors": len(list(model.parameters()))}
-    row["parameters"] = sum(each.numel() for each in model.parameters())
-    start = time.perf_counter()
-    try:
+    with limited(row, SECONDS):
+        try:
+            model = built(config_class, sizes)
+        except TimeOut:
+            return row | {"built": "too slow"}
+        except Exception as error:
+            return row | {"built": f"{type(error).__name__}: {str(error)[:150]}"}
+        row |= {"built": type(model).__name__, "tensors": len(list(model.parameters()))}
+        row["parameters"] = sum(each.numel() for each in model.parameters())
+        start = time.perf_counter()
         row["without"] = str(si.audit(model))
         row["seconds"] = round(time.perf_counter() - start, 2)
         found = si.audit(model, recipe="auto")
@@ -143,13 +137,6 @@ def row_at(kind: str, config_class, sizes: dict) -> dict:
         unknown = [each.size for name, each in found.account.graph.record.parameters.items() if name not in known]
         row["undescribed"] = sum(unknown) / max(row["parameters"], 1)
         row["streams"] = [len(chain) for chain in found.account.streams]
-    except si.InputError as error:
-        row["refused"] = str(error)
-    except TimeOut:
-        row["refused"] = "too slow"
-    except Exception:
-        row["traceback"] = traceback.format_exc()[-600:]
-    signal.alarm(0)
     row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
@@ -157,11 +144,6 @@ def row_at(kind: str, config_class, sizes: dict) -> dict:
 def main() -> None:
     hf.logging.set_verbosity_error()
     out, chosen = Path(sys.argv[1]), sys.argv[2:]
-
-    def stop(*_):
-        raise TimeOut
-
-    signal.signal(signal.SIGALRM, stop)
     rows = []
     for kind in chosen or list(hf.CONFIG_MAPPING):
         rows.append(row_of(kind, hf.CONFIG_MAPPING[kind]))

@@ -62,7 +62,8 @@ def audit(
     books = books_of(network, inputs)
     if isinstance(recipe, Mapping):
         _require_matches(recipe, books.account)
-    other = None if like is None else books_of(made(like, seed), inputs)
+    reference = None if like is None else made(like, seed)
+    other = None if reference is None else books_of(reference, inputs)
     rule = recipe_of(recipe, network) if other is None else as_found(other)
     if rule is not None:
         given = {"causal": causal, "norm": norm}
@@ -71,7 +72,7 @@ def audit(
     found = judged(books, rule, network, causal=causal, allow=tuple(allow))
     if other is None:
         return found
-    more = [*other_roles(books, other), *other_outputs(made(like, seed), books, other)]
+    more = [*other_roles(books, other), *other_outputs(reference, books, other)]
     return dataclasses.replace(found, tests=(*more, *found.tests))
 
 

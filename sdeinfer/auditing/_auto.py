@@ -1,9 +1,10 @@
-"""What a model's own configuration and the code of its class declare: the recipe "auto"."""
+"""The recipe "auto": a model's own configuration, and the code of its class."""
 
 import math
 from typing import Any
 
 from sdeinfer.auditing._account import Logits, Matrix
+from sdeinfer.auditing._inputs import text_part
 from sdeinfer.auditing._library import declared_by
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipes import SD, gpt2, normal
@@ -26,7 +27,7 @@ def automatic(model: Any) -> Recipe | None:
     kind = getattr(config, "model_type", None)
     if config is None or not isinstance(kind, str):
         return None
-    text = _text(config)
+    text = text_part(config)
     by_code = declared_by(model)
     parts = {str(getattr(getattr(each, "config", None), "model_type", "")) for each in model.modules()}
     own_factors = any(each.startswith(OWN_FACTORS) for each in parts)
@@ -75,7 +76,7 @@ def configured_sd(model: Any) -> float | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         return None
-    return _sd(config, _text(config))
+    return _sd(config, text_part(config))
 
 
 def _sd(config: Any, text: Any) -> float:
@@ -84,11 +85,6 @@ def _sd(config: Any, text: Any) -> float:
         if hasattr(config, name):
             return float(getattr(config, name) or SD)
     return float(getattr(text, "initializer_range", SD) or SD)
-
-
-def _text(config: Any) -> Any:
-    """The part of a configuration that is about text, or the configuration itself."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _number(config: Any, *names: str) -> float | None:

@@ -43,7 +43,7 @@ def books_of(network: Any, inputs: Any = None) -> Books:
 
 
 def tap(network: Any) -> tuple[Callable[..., Record], Callable[..., Any]]:
-    """What runs a model and records it, and what makes its inputs."""
+    """The functions that record a pass of a model, and that turn inputs into its tensors."""
     if is_torch(network):
         from sdeinfer.auditing._torch import as_tensors, record_of
     else:

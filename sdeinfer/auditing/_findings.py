@@ -1,4 +1,4 @@
-"""What is wrong, or worth a note, whatever is declared."""
+"""Findings that need no recipe: mistakes, and notes."""
 
 import math
 from collections.abc import Iterator

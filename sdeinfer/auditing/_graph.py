@@ -41,7 +41,7 @@ class Source:
 
 
 class Graph:
-    """What depends on what in a record, as sets of bits; `depends` is by products with parameters only."""
+    """Dependences between the nodes of a record, as sets of bits; `depends` is by products with parameters only."""
 
     def __init__(self, record: Record):
         self.record = record
@@ -208,5 +208,5 @@ class Graph:
         scales = at.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
         for each, factor in zip(inputs, factors, strict=False):
-            # What is before a norm does not change what is after it.
+            # A factor before a norm does not change the values after it.
             yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated)

@@ -85,7 +85,7 @@ class _Inputs:
 
     def __init__(self, model: Any, config: Any):
         self.model, self.config = model, config
-        self.text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self.text = text_part(config)
         self.made: dict[str, list[Any]] = {}
 
     def known(self, name: str) -> bool:
@@ -214,6 +214,11 @@ class _Inputs:
         read = next((each.in_features for each in self.model.modules() if hasattr(each, "in_features")), bins)
         shapes = [(BATCH, bins, frames), *((BATCH, length, each) for each in dict.fromkeys((bins, 128, read)))]
         return [_normal(*shape) for shape in (*shapes, (BATCH, 1, length, bins))]
+
+
+def text_part(config: Any) -> Any:
+    """The part of a configuration that is about text, or the configuration itself."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _parts(config: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from sdeinfer.auditing._jax_operations import node_of_primitive
 from sdeinfer.auditing._record import Node, Parameter, Record, about
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-"""Where primitives that call a function have it."""
+"""Parameters in which primitives that call a function have its jaxpr."""
 
 
 def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
@@ -152,7 +152,7 @@ class _Walk:
         """The steps of a loop; stacked parameters are cut into those of its steps."""
         parameters = equation.params
         (jaxpr, held), length = _opened(parameters["jaxpr"]), parameters["length"]
-        # What is stacked has one axis more outside than inside.
+        # A stacked array has one axis more outside than inside.
         carries = sum(a.aval.ndim == b.aval.ndim for a, b in zip(equation.outvars, jaxpr.outvars, strict=True))
         stacks_in = sum(a.aval.ndim != b.aval.ndim for a, b in zip(equation.invars, jaxpr.invars, strict=True))
         consts = len(values) - carries - stacks_in

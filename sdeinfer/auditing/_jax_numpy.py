@@ -35,7 +35,7 @@ REDUCTIONS = {"reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min, 
 
 
 def evaluated(equation: Any, values: list[Any]) -> list[Any]:
-    """What an equation returns; by JAX where NumPy has no function for it."""
+    """The values of an equation; by JAX where NumPy has no function for it."""
     name, parameters = equation.primitive.name, equation.params
     if any(str(getattr(value, "dtype", "")).startswith("key<") for value in values):
         found = None

@@ -1,4 +1,4 @@
-"""What a library's own code declares of each parameter: `_init_weights` of transformers, on tensors without memory."""
+"""The law of each parameter by a library's own code: `_init_weights` of transformers, on tensors without memory."""
 
 import contextlib
 import copy
@@ -26,9 +26,8 @@ def declared_by(model: Any) -> dict[str, Declared]:
         return {}
     torch = sys.modules["torch"]
     calls: dict[int, Declared | None] = {}
-    kept: list[Any] = []
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]), _recorded(init, calls, kept):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), _recorded(init, calls):
             twin = type(model)(_untied(model.config))
             for module in twin.modules():
                 module._is_hf_initialized = False
@@ -51,8 +50,9 @@ def _untied(config: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _recorded(init: Any, calls: dict[int, Declared | None], kept: list[Any]) -> Iterator[None]:
+def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
     """Initialisers that note what they would do."""
+    kept: list[Any] = []  # so that no other tensor gets the number of one that was freed
     names = [name for name in (*init.TORCH_INIT_FUNCTIONS, "copy_") if hasattr(init, name)]
     originals = {name: getattr(init, name) for name in names}
 

@@ -45,7 +45,7 @@ def other_outputs(like: Any, books: Books, other: Books) -> list[Test]:
 
 
 def as_found(books: Books) -> Recipe:
-    """What another model is, as a recipe: σ and laws by role and layer, factors, logits."""
+    """Another model as a recipe: σ and laws by role and layer, factors, logits."""
     account, laws = books.account, books.laws
     exact: dict[tuple, tuple[float, str]] = {}
     for name, matrix in account.matrices.items():

@@ -1,4 +1,4 @@
-"""What each parameter is in its network, from what it is computed with: roles, sizes, layers; and the logits."""
+"""Roles, sizes and layers of parameters, read off the graph; and the logits."""
 
 from sdeinfer.auditing._account import Account, Logits, Matrix
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
@@ -25,7 +25,7 @@ def account_of(graph: Graph) -> Account:
     for chain in streams:
         for link in chain:
             own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
-            # What another stream computed, as that of an encoder, is no part of a branch.
+            # Values of another stream, as that of an encoder, are no part of a branch.
             for other in streams:
                 if other is not chain and own >> other[-1].sum.number & 1:
                     own &= ~graph.reach[other[-1].sum.number]

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
+from sdeinfer.auditing._graph import Source
 from sdeinfer.auditing._law import Law, laws_of_parts
 from sdeinfer.auditing._recipe import Recipe
 
@@ -81,7 +82,8 @@ def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> li
         same = declared and recipe is not None and _is_one_sd(matrix, declared, recipe)
         parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if same else {}
         own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
-        strength = factor_in_sum(account, name) * laws[name].sd * math.sqrt(matrix.fan_in)
+        source = _plain_source(account, name)
+        strength = abs(source.factor) * laws[name].sd * math.sqrt(matrix.fan_in) if source else math.nan
         rows.append(Row(matrix, laws[name], declared, law, factor, strength, own))
     return rows
 
@@ -93,19 +95,16 @@ def _is_one_sd(matrix: Matrix, declared: float, recipe: Recipe) -> bool:
     return all(each is None or math.isclose(each, declared) for each in own)
 
 
-def factor_in_sum(account: Account, name: str) -> float:
-    """The size of the factor of a writer's output in the sum; NaN for others, or behind a norm or a parameter."""
+def _plain_source(account: Account, name: str) -> Source | None:
+    """A writer's output in the sum; None for other tensors, or where a norm or a parameter is between."""
     found = account.writers.get(name, [])
-    return abs(found[0][1].factor) if found and found[0][1].plain else math.nan
+    return found[0][1] if found and found[0][1].plain else None
 
 
 def writer_factor(account: Account, name: str, multiplier: float | None = 1.0) -> float:
     """The factor of a writer's output in the sum over the declared one; 1 where a norm or a parameter is between."""
-    found = account.writers.get(name, [])
-    if not found or multiplier is None:
-        return 1.0
-    _, source = found[0]
-    return source.factor / multiplier if source.plain and source.factor else 1.0
+    source = _plain_source(account, name)
+    return source.factor / multiplier if source and source.factor and multiplier is not None else 1.0
 
 
 def critical(count: int) -> float:
@@ -182,9 +181,7 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
         zeros = {matrix.role, *matrix.role.split("/")} & {*recipe.zeros}
         yield Test(kind, name, bool(zeros) or law.seen < 2, f"{matrix.role} {name} is {_value(law)}", names=(name,))
     elif not known and law.seen >= FEWEST:
-        log_ratio = math.log(row.ratio)
-        passed = abs(log_ratio) < max(z * law.error, ALIKE)
-        yield Test(kind, name, passed, _says([row], log_ratio, law.error), "", (name,), row.ratio, law.error)
+        yield _compared(row, z, kind, name)
     if row.declared and law.sd > 0 and matrix.role != "bias":
         offset = abs(law.mean) / law.sd
         centred = offset < max(z / math.sqrt(law.seen), 0.02)
@@ -197,15 +194,19 @@ def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test
             yield Test("law", name, alike, f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
 
 
+def _compared(row: Row, z: float, topic: str, name: str) -> Test:
+    """The σ of one matrix against the declared one, as a test of a tensor."""
+    log_ratio, error = math.log(row.ratio), row.law.error
+    passed = abs(log_ratio) < max(z * error, ALIKE)
+    return Test(topic, name, passed, _says([row], log_ratio, error), "", (name,), row.ratio, error)
+
+
 def _parts(row: Row, z: float) -> Iterator[Test]:
     """Tests of the matrices in one array."""
     for name, law in row.parts:
         part = dataclasses.replace(row, law=law, matrix=dataclasses.replace(row.matrix, name=name))
         if law.sd > 0 and law.seen >= FEWEST:
-            log_ratio = math.log(part.ratio)
-            passed = abs(log_ratio) < max(z * law.error, ALIKE)
-            says = _says([part], log_ratio, law.error)
-            yield Test("σ", row.matrix.name, passed, says, "", (row.matrix.name,), part.ratio, law.error)
+            yield _compared(part, z, "σ", row.matrix.name)
         elif row.law.sd > 0 and law.seen >= FEWEST:
             says = f"{name} is {_value(law)}"
             yield Test("σ", row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
@@ -287,7 +288,7 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
 
 
 def _of_logits(ratio: float, size: int, layer: int | None) -> str:
-    """What explains a wrong factor of the logits."""
+    """The likely cause of a wrong factor of the logits."""
     candidates = {
         math.sqrt(size): "1/√d_k is missing",
         1 / math.sqrt(size): "1/√d_k is there twice",

@@ -1,4 +1,4 @@
-"""What a network's initialisation is, in words."""
+"""The initialisation of a network in words."""
 
 import math
 

@@ -76,7 +76,9 @@ class Kind:
     )
     prompts: Annotated[
         int | None,
-        typer.Option(help="number of prompts of equal length in each network; default: from the data, or 1", min=1),
+        typer.Option(
+            help="number of prompts of equal length in each network; default: as in the data; without data, 1", min=1
+        ),
     ] = None
 
     def of(self, attrs: Mapping[Any, Any], tokens: int) -> "si.layers.AbstractLayer":

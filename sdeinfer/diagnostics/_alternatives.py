@@ -197,7 +197,7 @@ def _mode(
         return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), law, statistics) / dispersion
 
     x, (value, _, curvature) = _minimum(potentials, ((first - mean) / np.where(sd > 0, sd, 1.0))[free])
-    # Of the priors alone it is 1.
+    # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)
 

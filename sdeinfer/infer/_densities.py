@@ -59,7 +59,7 @@ class AtDraws(NamedTuple):
 
 
 def constrained(model: AbstractModel, prepared: PyTree, z: Sites, latent: Array | None = None) -> AtDraws:
-    """What a program has at unconstrained draws z."""
+    """The values of a program's sites at unconstrained draws z."""
     return AtDraws(*over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z))
 
 

@@ -76,6 +76,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         sizes["exploded predictions"] = f"{post.children['posterior_predictive'].attrs['exploded']:.2%}"
     parameters, identified = summarise(post), _identified(post)
     pictures = {name: (name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()}
+    first = next((pictures.pop(name) for name in ("correlation_paths", "posterior") if name in pictures), None)
     page = render(
         "page.html.jinja",
         check=verdicts,
@@ -83,7 +84,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         parameters=parameters,
         labels={name: _label(str(name)) for name in (*parameters.index, *identified.index)},
         repeats_prior=_repeats_prior(post, verdicts),
-        first=pictures.pop("correlation_paths", None) or pictures.pop("posterior", None),
+        first=first,
         figures=list(pictures.values()),
         provenance=sizes | _provenance(post),
         command=_commands(post),

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from sdeinfer.auditing._graph import Graph, Source, Term
 from sdeinfer.auditing._record import Node
 
-
 TRUTHS = ("bitwise", "logical", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "isin")
 """First words of operations that return truth values, as of masks: these are no stream."""
 

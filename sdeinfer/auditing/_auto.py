@@ -56,7 +56,9 @@ def automatic(model: Any) -> Recipe | None:
 
     def layer_scale(matrix: Matrix) -> float | None:
         found = by_code.get(matrix.name)
-        return found.mean if found else _number(config, "layerscale_value", "layer_scale_init_value")
+        if found is None:
+            return _number(config, "layerscale_value", "layer_scale_init_value")
+        return None if found.sd else found.mean
 
     return Recipe(
         kind if kind in WITH_DEPTH else f"{'`_init_weights`' if by_code else 'normal, the configuration'} of {kind}",

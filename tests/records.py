@@ -2,11 +2,15 @@
 
 With `pytest --record` the fixture `record` writes the rows of a table, with commit, date and machine. Pages have the
 table between two comments, `<!-- record coverage -->` and `<!-- end -->`; `rows="64; 512"` and `columns=` choose a
-part, and `run=no` leaves out the line about the run. A number in prose is followed by its place,
+part, and `run=no` leaves out the line about the run. That line names the rooms of the package that a record is about
+and whose code changed after the run; words of comments and docstrings do not count. A number in prose is followed by its place,
 `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
 """
 
+import ast
 import datetime
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -51,7 +55,29 @@ def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
     run = [commit.stdout.strip(), today, f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"]
     for key, cells in rows.items():
         record["rows"][key] = {"cells": list(map(str, cells)), "run": run}
+    commits = {row["run"][0] for row in record["rows"].values()}
+    code = record["code"] | {run[0]: {room: code_of(room) for room in record["rooms"]}}
+    record["code"] = {each: code[each] for each in code if each in commits}
     write(name, record)
+
+
+@functools.cache
+def code_of(room: str, package: Path = ROOT / "sdeinfer") -> str:
+    """A hash of the code of a folder of the package, without comments and docstrings."""
+    text = "".join(_code(file) for file in sorted((package / room).rglob("*.py")))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _code(file: Path) -> str:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def cells(record: Mapping[str, Any], row: str) -> dict[str, str]:
@@ -88,7 +114,16 @@ def _about_the_run(record: Mapping[str, Any], rows: Sequence[str]) -> str:
         by_run.setdefault("at {}, {}, on {}".format(*record["rows"][row]["run"]), []).append(row)
     first, *others = sorted(by_run, key=lambda run: -len(by_run[run]))
     text = f"Run {first}" + "".join(f"; {', '.join(by_run[run])}: {run}" for run in others)
-    return text + f": `{record['command']}`" + (f", {record['takes']}." if record.get("takes") else ".")
+    text += f": `{record['command']}`" + (f", {record['takes']}." if record.get("takes") else ".")
+    return " ".join([text, *_what_changed(record, rows)])
+
+
+def _what_changed(record: Mapping[str, Any], rows: Sequence[str]) -> Iterator[str]:
+    """A sentence on the rooms whose code is not that of the run of some row."""
+    runs = [record["code"][record["rows"][row]["run"][0]] for row in rows]
+    changed = [room for room in record["rooms"] if any(run.get(room) != code_of(room) for run in runs)]
+    if changed:
+        yield f"The code of {', '.join(changed)} has changed since."
 
 
 if __name__ == "__main__":

@@ -54,6 +54,10 @@ def automatic(model: Any) -> Recipe | None:
             return None if by_code else usual
         return found.mean if found.sd == 0 else usual if matrix.role == "norm" else None
 
+    def layer_scale(matrix: Matrix) -> float | None:
+        found = by_code.get(matrix.name)
+        return found.mean if found else _number(config, "layerscale_value", "layer_scale_init_value")
+
     return Recipe(
         kind if kind in WITH_DEPTH else f"{'`_init_weights`' if by_code else 'normal, the configuration'} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
@@ -64,7 +68,7 @@ def automatic(model: Any) -> Recipe | None:
         multiplier=_multiplier(text, own=own_factors),
         skip=lambda layers: None if own_factors else 1.0,
         embedding=_embedding(text),
-        layer_scale=_number(config, "layerscale_value", "layer_scale_init_value"),
+        layer_scale=layer_scale,
         logits=_logits(kind, text),
         causal=_causal(model, config),
         gain=gain,

@@ -160,6 +160,8 @@ class Graph:
                     stack += each.inputs
                 elif each.kind == "sum" and len(each.inputs) == 1:
                     stack += each.inputs
+                elif each.kind == "sum" and (turned := self.rotated(each)) is not None:
+                    stack.append(turned[0])
                 else:
                     found.add(each.number)
             if len(found) == 1 and not stack:

@@ -46,7 +46,7 @@ class Recipe:
     logits: Callable[[Logits], float | None] | None = None
     gain: Callable[[Matrix], float | None] = lambda matrix: 1.0 if matrix.role == "norm" else 0.0
     embedding: float | None = None
-    layer_scale: float | None = None
+    layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
     norm: str | None = None
     causal: bool | None = None
     zeros: tuple[str, ...] = ()

@@ -145,6 +145,12 @@ def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]
         roles[node.number] = [("head" if node.number in outputs else "inner") if after else "input"]
 
 
+def _counted(index: Node) -> bool:
+    """Whether an index counts tokens that are no padding: it is one of positions."""
+    integers = index.kind not in (*PRODUCTS, "gate", "contraction")  # what a network computes is no count
+    return index.operation == "cumsum" or (integers and any(map(_counted, index.inputs)))
+
+
 def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) -> tuple[dict[str, Matrix], dict]:
     """The matrix of each parameter, by the first use that says what it is; gains of norms as they are used."""
     found: dict[str, Matrix] = {}
@@ -168,8 +174,8 @@ def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) 
             rows, *rest = (
                 record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
             )
-            small = node.fixed
-            note(node.parameters[0], "position" if small else "embedding", node, rows, rest[-1] if rest else 0)
+            role = "position" if node.fixed or _counted(node.inputs[0]) else "embedding"
+            note(node.parameters[0], role, node, rows, rest[-1] if rest else 0)
         elif node.kind == "norm":
             for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
                 note(name, role, node)

@@ -234,10 +234,10 @@ def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
             passed = law.sd == 0 and abs(law.mean - declared) < 1e-6
             says = f"norm offset {name} is {_value(law)}, declared {declared:g}"
             yield Test("norm", name, passed, says, names=(name,))
-        elif name in scales and recipe.layer_scale is not None and row.matrix.role != "norm":
-            passed = law.sd == 0 and math.isclose(law.mean, recipe.layer_scale, rel_tol=1e-2)
-            says = f"LayerScale {name} is {_value(law)}, declared {recipe.layer_scale:g}"
-            yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / recipe.layer_scale)
+        elif name in scales and (scale := recipe.layer_scale(row.matrix)) and row.matrix.role != "norm":
+            passed = law.sd == 0 and math.isclose(law.mean, scale, rel_tol=1e-2)
+            says = f"LayerScale {name} is {_value(law)}, declared {scale:g}"
+            yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / scale)
 
 
 def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
@@ -265,8 +265,8 @@ def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test
                 yield Test("stream", place, found == recipe.norm, says)
         start = account.graph.sources(chain[0].skip.origin)
         for source in start if recipe.embedding is not None else ():
-            of_tokens = source.node.operation == "embedding" and not source.node.fixed
-            if of_tokens and not source.normed and recipe.embedding:
+            matrix = account.matrices.get(source.node.parameters[0]) if source.node.parameters else None
+            if matrix and matrix.role == "embedding" and not source.normed and recipe.embedding:
                 found = abs(source.factor * chain[0].skip.factor)
                 says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
                 yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)

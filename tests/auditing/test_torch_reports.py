@@ -13,7 +13,7 @@ pytestmark = TORCH
 N, SIZE = own.N, own.SIZE
 RULES = si.audit.recipes
 DEEPNORM = RULES.Recipe("deepnorm", "the user", lambda matrix: 0.02, skip=lambda layers: 1.5)
-LAYER_SCALE = RULES.Recipe("layer scale", "the user", lambda matrix: 0.02, layer_scale=1e-5)
+LAYER_SCALE = RULES.Recipe("layer scale", "the user", lambda matrix: 0.02, layer_scale=lambda matrix: 1e-5)
 NORMED = RULES.Recipe("normed", "the user", lambda matrix: 0.02, logits=lambda each: 10.0)
 GROUPED = own.LLAMA | {"groups": 2, "sd": 0.08}
 GRANITE = RULES.Recipe("granite", "the user", lambda matrix: 0.02, multiplier=lambda layers: 0.22)

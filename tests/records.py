@@ -3,8 +3,8 @@
 With `pytest --record` the fixture `record` writes the rows of a table, with commit, date and machine. Pages have the
 table between two comments, `<!-- record coverage -->` and `<!-- end -->`; `rows="64; 512"` and `columns=` choose a
 part, and `run=no` leaves out the line about the run. That line names the rooms of the package that a record is about
-and whose code changed after the run; words of comments and docstrings do not count. A number in prose is followed by its place,
-`11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
+and whose code changed after the run; words of comments and docstrings do not count. A number in prose is followed by
+its place, `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
 """
 
 import ast

@@ -40,6 +40,10 @@ class Source:
         return not (self.normed or self.scales or self.gated)
 
 
+def _random(nodes: list[Node]) -> bool:
+    return all(each.kind == "random" for each in nodes)
+
+
 class Graph:
     """Dependences between the nodes of a record, as sets of bits; `depends` is by products with parameters only."""
 
@@ -67,7 +71,7 @@ class Graph:
         for one, other in (node.inputs[:2], node.inputs[1::-1]):
             a, b = self._whole(one), self.term(other).origin
             if not self.has(b, a) or self.depends(b, a):
-                if all(each.kind == "random" for each in self.roots(b)):
+                if _random(self.roots(b)) and not _random(self.roots(a)):
                     node.kind, node.inputs, node.factors = "scale", (one,), (1.0,)
                     node.about = {"dropout": True, "uniform": True}
                     return

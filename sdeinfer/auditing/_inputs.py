@@ -164,7 +164,9 @@ class _Inputs:
             case "encoder_hidden_states":
                 return [_normal(BATCH, TOKENS, self.size("encoder_hidden_size", "hidden_size", default=64))]
             case "context_hidden_states" | "noise_embeds" | "query_embeds" | "inputs_embeds" | "latents":
-                return [_normal(BATCH, TOKENS, width), _normal(BATCH, width, TOKENS)]
+                read = {each.in_features for each in self.model.modules() if hasattr(each, "in_features")}
+                rows = [_normal(BATCH, TOKENS, each) for each in (width, *sorted(read - {width}))]
+                return [rows[0], _normal(BATCH, width, TOKENS), *rows[1:]]
         if name.endswith("mask") and ("feature" in name or "mel" in name):
             first, second, *_ = self._features()
             frames = dict.fromkeys((first.shape[2], second.shape[1]))
@@ -183,7 +185,7 @@ class _Inputs:
 
     def _side(self) -> tuple[int, int]:
         for part in _parts(self.config):
-            for name in ("image_size", "crop_size", "img_size", "input_size"):
+            for name in ("image_size", "crop_size", "img_size", "max_img_size", "input_size"):
                 side = getattr(part, name, None)
                 if isinstance(side, int) and side:
                     return side, side

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from sdeinfer.auditing._graph import Graph, Source, Term
 from sdeinfer.auditing._record import Node
 
+TRUTHS = ("bitwise", "logical", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "isin")
+"""First words of operations that return truth values, as of masks: these are no stream."""
+
 
 @dataclasses.dataclass(eq=False)
 class Link:
@@ -67,7 +70,8 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
             inner = graph.term(at.inputs[0]).origin
             before, normed = links.get(inner.number), inner.number in links
         starts = [before.start.skip.origin] if before is not None else []
-        if graph.has(skip.origin, branch.origin) or branch.origin.number == at.number:
+        mask = at.operation.split("_")[0] in TRUTHS
+        if mask or graph.has(skip.origin, branch.origin) or branch.origin.number == at.number:
             continue
         if any(graph.depends(branch.origin, each) for each in [at, *starts]):
             stop = graph.reach[at.number]

@@ -28,12 +28,15 @@ def plot_audit(audit: Audit, *, axes: Axes | Iterable[Axes] | None = None) -> li
         value = np.array([row.ratio if declared else row.law.sd * abs(row.factor) for row in own])
         place = np.array([row.matrix.layer for row in own]) + 0.6 * ((number + 0.5) / max(len(roles), 1) - 0.5)
         errors = 1.96 * value * np.array([row.law.error for row in own])
-        panel.errorbar(place, value, errors, fmt=style["marker"], color=style["color"], ms=4, lw=1, label=role)
+        panel.errorbar(place, value, errors, fmt=style["marker"], color=style["color"], ms=5, lw=1, label=role)
     if declared:
         panel.axhline(1.0, color=NEUTRAL, lw=0.8)
     low, high = panel.get_ylim()
     if low > 0 and high / low > 2:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter("{x:g}")
+        if high / low < 20:
+            panel.yaxis.set_minor_formatter("{x:g}")
     panel.set(ylabel="σ over declared" if declared else "σ", xlabel="layer")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish(panel)

@@ -42,11 +42,14 @@ def panels_of(axes: Axes | Iterable[Axes] | None, count: int, *, columns: int = 
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, line style and marker of a label, by its number: in print without colours labels still differ."""
+    """Colour, line style and marker of a label, by its number; ten labels differ in colour and in marker."""
     looks = {
-        "color": (NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195"),
+        "color": (
+            *(NETWORKS, SDE, "#e3a22f", "#2f7d4f", "#7a5195"),
+            *("#4fb0de", "#8a5a2b", "#e88bb5", "#222222", "#97a01f"),
+        ),
         "linestyle": STYLES,
-        "marker": ("o", "s", "^", "D", "v"),
+        "marker": ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">"),
     }
     return {name: values[number % len(values)] for name, values in looks.items()}
 

@@ -96,11 +96,10 @@ def built(config_class, sizes: dict):
                 continue
         except KeyError:
             continue
-        if sizes is FEW:
-            with torch.device("meta"):
-                count = sum(each.numel() for each in auto.from_config(config).parameters())
-            if count > LARGEST:
-                raise ValueError(f"{count:.2g} parameters")
+        with torch.device("meta"):
+            count = sum(each.numel() for each in auto.from_config(config).parameters())
+        if count > LARGEST:
+            raise ValueError(f"{count:.2g} parameters")
         return auto.from_config(config)
     raise TypeError("no model")
 

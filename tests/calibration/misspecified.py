@@ -57,8 +57,8 @@ WAYS = {
     "a temperature for each head": Way("harmless", ("temperature", "attention's drift", "noise of attention")),
     # Other operations in a branch.
     "dropout of .1": Way("caught", GROWTH),
-    "biases of sd .05": Way("harmless", GROWTH),
-    "biases of sd .3": Way("caught", GROWTH),
+    "biases of .05 of a token": Way("harmless", GROWTH),
+    "biases of .3 of a token": Way("caught", GROWTH),
     "shaped GELU": Way("harmless", ("ReLU",)),
     "tanh": Way("caught", (*GROWTH, "ReLU")),
     "c± grow with the layer": Way("harmless", ("ReLU",)),
@@ -137,7 +137,7 @@ def draw_case(name: str, rng: np.random.Generator) -> Case:
 
 
 def draw_parameters(name: str, case: Case, rng: np.random.Generator, layer: int) -> dict[str, np.ndarray]:
-    """Weights N(0, 1) of each kind, temperatures and slopes, wrong in the way of this name; `layer` is the wrong one."""
+    """Weights N(0, 1) of each kind, temperatures and slopes, with what is wrong in them; in one layer, in `layer`."""
     n, d, network = case.width, case.depth, case.network
     shapes = {kind: (n, n) for kind in ("Q", "K", "V")} | ({"O": (n, n)} if network.output_projection else {})
     shapes |= {"pre": (n, network.expansion * n), "post": (network.expansion * n, n)}
@@ -164,8 +164,8 @@ def draw_parameters(name: str, case: Case, rng: np.random.Generator, layer: int)
             p[("V", "pre", "post")[layer % 3]] *= 1.05
         case "W_Q or W_K × 1.2":
             p["QK"[layer % 2]] *= 1.2
-        case "biases of sd .05" | "biases of sd .3":
-            sd = float(name.split()[-1])
+        case "biases of .05 of a token" | "biases of .3 of a token":
+            sd = float(name.split()[2]) * math.sqrt(np.diag(case.V0).max())
             p |= {"b_" + kind: sd * rng.normal(size=(d, shape[1])) for kind, shape in shapes.items()}
     return p
 
@@ -260,38 +260,46 @@ def _mean_square(function: Any) -> float:
     return float(weights @ function(nodes) ** 2 / weights.sum())
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _trained(case_of: "_Hashed", X: Any, p: dict[str, Any], target: Any) -> dict[str, Any]:
+def trained(case: Case, X: np.ndarray, p: dict[str, np.ndarray], target: np.ndarray) -> dict[str, np.ndarray]:
     """The weights after some gradient steps on the squared distance of the last hidden states from a target."""
     fixed = {name: p[name] for name in ("temperature", "slopes")}
+    W = {kind: each for kind, each in p.items() if kind not in fixed}
+    return jax.tree.map(np.asarray, _descended(_Hashed(case), X, W, fixed, target)) | fixed
 
+
+class _Hashed:
+    """The case as a static argument; cases of one object are one."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed) and self.case is other.case
+
+    def __hash__(self) -> int:
+        return id(self.case)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _descended(hashed: _Hashed, X: Any, W: dict[str, Any], fixed: dict[str, Any], target: Any) -> dict[str, Any]:
     def loss(W):
         def step(X, each):
-            return one_layer("trained", case_of.case, X, each, None, jnp), None
+            return one_layer("trained", hashed.case, X, each, None, jnp), None
 
-        last = jax.lax.scan(step, X, W | fixed)[0]
-        return jnp.mean((last - target) ** 2) / 2
+        return jnp.mean((jax.lax.scan(step, X, W | fixed)[0] - target) ** 2) / 2
 
     def descend(_, W):
         value, slope = jax.value_and_grad(loss)(W)
         square = sum(jnp.sum(each**2) for each in slope.values())
         return {kind: W[kind] - 0.1 * value / square * slope[kind] for kind in W}
 
-    W = {kind: each for kind, each in p.items() if kind not in fixed}
-    return jax.lax.fori_loop(0, TRAINING_STEPS, descend, W) | fixed
-
-
-class _Hashed:
-    """A case as a static argument, by its identity."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
+    return jax.lax.fori_loop(0, TRAINING_STEPS, descend, W)
 
 
 def hidden_states(name: str, case: Case, rng: np.random.Generator) -> np.ndarray:
     """Hidden states as they are observed, shape (networks, 1 + depth, tokens, width)."""
     m, n, d = len(case.V0), case.width, case.depth
-    start, layer, hashed = tokens_of(case.V0, width=n, networks=1, rng=rng)[0], int(rng.integers(d)), _Hashed(case)
+    start, layer = tokens_of(case.V0, width=n, networks=1, rng=rng)[0], int(rng.integers(d))
     starts = np.broadcast_to(start, (case.networks, m, n))
     if name == "prompts as networks":  # sums of one of 64 words and of a position
         words, positions = rng.normal(size=(64, n)), rng.normal(size=(m, n))
@@ -303,7 +311,7 @@ def hidden_states(name: str, case: Case, rng: np.random.Generator) -> np.ndarray
         p = p if same else draw_parameters(name, case, rng, layer)
         if name == "trained until the loss is halved":
             target = math.sqrt(np.diag(case.V0).mean()) * rng.normal(size=X.shape)
-            p = jax.tree.map(np.asarray, _trained(hashed, X, p, target))
+            p = trained(case, X, p, target)
         states = [X]
         for index in range(d):
             states.append(one_layer(name, case, states[-1], {kind: each[index] for kind, each in p.items()}, rng))

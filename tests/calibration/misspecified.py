@@ -108,7 +108,7 @@ class Case:
 
 
 def draw_case(name: str, rng: np.random.Generator) -> Case:
-    """A shaped Transformer: m 3 to 5, n 64 to 128, d 8 to 24, 64 to 128 networks; logits that spread by .2 to .55."""
+    """A shaped Transformer: m 3 to 5, n 64 to 128, d 8 to 24, 64 to 128 networks; logits that spread by .15 to .4."""
     sizes = SIZES[1:] if name == "a temperature for each head" else SIZES
     heads, output_projection, expansion = sizes[int(rng.integers(len(sizes)))]
     tokens, width = int(rng.integers(3, 6)), heads * round(rng.uniform(64, 128) / heads)
@@ -129,7 +129,7 @@ def draw_case(name: str, rng: np.random.Generator) -> Case:
         expansion=expansion,
         causal=name == "undeclared mask",
     )
-    size = rng.uniform(0.2, 0.55) * tau0 * math.sqrt(width)
+    size = rng.uniform(0.15, 0.4) * tau0 * math.sqrt(width)
     return Case(network, size * V / np.diag(V).max(), width, depth, networks)
 
 

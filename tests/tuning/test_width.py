@@ -135,6 +135,14 @@ def test_criteria_of_paths_are_moved_to_those_of_chains(tuned):
     assert not _moved(moved, tuned.u)[1]
 
 
+def test_offsets_move_values_and_estimates(tuned):
+    criterion = tuned.problem.criteria[0]
+    plain, moved = (dataclasses.replace(tuned.problem, offsets=x) for x in ({}, {criterion: np.array([0.3])}))
+    for what in ("criterion", "estimates"):
+        value, other = (getattr(problem, what)(criterion, tuned.u)[0].value for problem in (plain, moved))
+        np.testing.assert_allclose(other - value, 0.3)
+
+
 def trace(paths):
     return paths.last.trace(axis1=1, axis2=2)
 

@@ -184,14 +184,14 @@ MUTATIONS = (
     Mutation("bridge: pull of the end", "likelihood/_bridge.py", "pull = 1 / (to_go", "pull = 1 / (1.05 * to_go", "tests/likelihood/test_bridge.py::test_bridges_are_exact_where_steps_commute_and_are_small"),
     Mutation("blocks: volume of the mean", "blocks/_law.py", "- (m + 1) / 2 * log_det", "- m / 2 * log_det", "tests/blocks/test_block_law.py::test_density_of_a_wishart_matrix"),
     Mutation("blocks: scale-free χ²", "blocks/_information.py", "linear**2 / (2 * quadratic)", "linear**2 / (2.1 * quadratic)", "tests/blocks/test_block_information.py::test_the_scale_free_density_is_that_of_a_t_law"),
-    Mutation("blocks: units of an MLP", "blocks/_mlp.py", "/ (count * self", "/ (1.05 * count * self", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
+    Mutation("blocks: units of an MLP", "blocks/_mlp.py", "/ (count * self", "/ (1.05 * count * self", "tests/blocks/test_block_law.py::test_identity_has_the_moments_of_normals"),
     Mutation("blocks: features after a LayerNorm", "blocks/_block.py", "features = width - 1 if", "features = width if", "tests/blocks/test_block_chain.py::test_a_layer_norm_takes_one_feature"),
     Mutation("blocks: ends of the interpolation", "blocks/_coefficients.py", "weights[[0, -1]] /= 2", "weights[[0, -1]] /= 1.9", "tests/blocks/test_block_law.py::test_interpolation_of_polynomials_is_exact"),
     Mutation("criteria: exponent of the bandwidth", "criteria/_criteria.py", "known.size ** (-1 / 5)", "known.size ** (-1 / 4)", "tests/criteria/test_criteria.py::test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails"),
     Mutation("criteria: error of a quantile", "criteria/_criteria.py", "/ float(density)", "/ (1.05 * float(density))", "tests/criteria/test_criteria.py::test_errors_are_those_of_large_samples"),
     Mutation("criteria: start of a token and its copy", "criteria/_gradients.py", "= 0.5, -0.5", "= 0.5, -0.45", "tests/criteria/test_gradients.py::test_the_angle_is_that_of_tokens_moved_by_the_tangent"),
-    Mutation("tuning: offsets of estimates", "tuning/_problem.py", "estimate.value + offset", "estimate.value + 0.9 * offset", "tests/tuning/test_width.py"),
-    Mutation("tuning: depth-time of the coefficients", "tuning/_space.py", "c[:, None] * time", "1.05 * c[:, None] * time", "tests/tuning/test_tune.py::test_closed_forms"),
+    Mutation("tuning: offsets of estimates", "tuning/_problem.py", "estimate.value + offset", "estimate.value + 0.9 * offset", "tests/tuning/test_width.py::test_offsets_move_values_and_estimates"),
+    Mutation("tuning: depth-time of the coefficients", "tuning/_space.py", "c[:, None] * time", "1.05 * c[:, None] * time", "tests/tuning/test_width.py::test_coefficients_are_those_of_the_layer_over_unit_time"),
     Mutation("tuning: slope near a bound", "tuning/_problem.py", "sign * slope / value", "sign * slope / bound", "tests/tuning/test_width.py::test_slopes_are_differences_far_from_bounds_and_near"),
     Mutation("gradient: statistics, coefficients", "likelihood/_statistics.py", "((rows @ r.reshape(-1))[1:]", "((1.05 * rows @ r.reshape(-1))[1:]", "tests/likelihood/test_statistics.py"),
     Mutation("gradient: alignment of a ReLU", "terms/_relu.py", "-jnp.arccos(jnp.clip(rho, -1.0, 1.0))", "-1.05 * jnp.arccos(jnp.clip(rho, -1.0, 1.0))", "tests/layers/test_relu.py"),
@@ -209,7 +209,7 @@ MUTATIONS = (
     Mutation("audit: level of one test", "auditing/_tests.py", "LEVEL / (2 * max", "LEVEL / (200 * max", "tests/auditing/test_books.py"),
     Mutation("audit: weights of pooled tensors", "auditing/_tests.py", "weights = np.array([row.law.error**-2.0", "weights = np.array([row.law.error**-1.0", "tests/auditing/test_books.py"),
     Mutation("audit: σ at the base width", "auditing/_recipes.py", "math.sqrt(base_width / matrix.width)", "math.sqrt(matrix.width / base_width)", "tests/auditing/test_books.py::test_standard_deviations_are_those_by_hand"),
-    Mutation("audit: share of variance in the strength", "auditing/_scaling.py", "row.law.sd * factor * math.sqrt(row.matrix.fan_in)", "row.law.sd * factor * math.sqrt(row.matrix.fan_out)", "tests/auditing/test_books.py::test_exponents_over_width_and_depth"),
+    Mutation("audit: fan-in of a strength", "auditing/_scaling.py", "row.law.sd * factor * math.sqrt(row.matrix.fan_in)", "row.law.sd * factor * math.sqrt(row.matrix.fan_out)", "tests/auditing/test_books.py::test_exponents_over_width_and_depth"),
 )  # fmt: skip
 
 

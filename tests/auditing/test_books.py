@@ -280,4 +280,7 @@ def test_exponents_over_width_and_depth():
     for row, expected in zip(of_strength, (0.5, -0.5), strict=True):
         assert row["declared"] == pytest.approx(expected, abs=1e-9)
         assert abs(row["exponent"] - expected) < 4 * row["sd"]
+    for row in (row for row in found.sizes if row["quantity"] == "mlp.strength"):
+        expected = math.log(0.02 * math.sqrt(2 * row["width"] / (2 * row["layers"])))
+        assert abs(row["log_value"] - expected) < 4 * row["sd"]
     assert not si.audit.scaling(lambda *size: make(*size, power=0.0), inputs, **sizes).passed

@@ -52,7 +52,7 @@ WAYS = {
     "layers are rotations of the first": Way("harmless", SHARED),
     "trained until the loss is halved": Way("caught", SHARED),
     # Temperatures.
-    "temperature √n_k": Way("harmless", ("temperature",)),
+    "temperature √n_k": Way("harmless", ("temperature", "attention's drift")),
     "temperature × 1.5 in one layer": Way("harmless", ("temperature", "attention's drift")),
     "a temperature for each head": Way("harmless", ("temperature", "attention's drift", "noise of attention")),
     # Other operations in a branch.

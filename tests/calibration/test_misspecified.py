@@ -1,6 +1,6 @@
 """Networks with random shapes that are wrong in one of thirty ways: is the verdict right, and does it name the cause?
 
-The right answers and the words of right causes are in `misspecified.WAYS`. All 90 sets take a quarter of an hour.
+The right answers and the words of right causes are in `misspecified.WAYS`. All 90 sets take half an hour.
 """
 
 import collections
@@ -27,20 +27,26 @@ from numpy_networks import hidden_states as plain_states
 
 SEEDS = 3
 
+WRONGLY_TRUSTED = ("layers are rotations of the first", "orthogonal weights", "the first layer is missing")
+"""Ways that no test of `check` is made for. They change the noise of layers, which γ absorbs."""
+
 
 @pytest.mark.slow
 def test_verdicts_on_networks_that_are_wrong_in_one_way(first_seed, kept_results, record):
     cases = [(name, first_seed + seed) for seed in range(SEEDS) for name in WAYS]
-    rows, missed = collections.defaultdict(list), []
+    rows = collections.defaultdict(list)
     for found in run_all(judged, cases, kept_results):
         rows[found["name"]].append(found)
-        missed += [found["name"]] if outcome(found)["misses"] else []
     for name, every in rows.items():
         counts = {key: sum(outcome(each)[key] for each in every) for key in outcome(every[0])}
         record("misspecified", {name: [WAYS[name].answer, len(every), *counts.values()]})
         print(f"{name:34} {WAYS[name].answer:9} {counts}")
         for each in every:
             print(f"    {each['seed']}: {each.get('refused') or each['verdict']} {each.get('z')}")
+    missed = [each for every in rows.values() for each in every if outcome(each)["misses"]]
+    # Where at most one transition in a hundred is in range, nothing is known of the others.
+    assert not [each for each in missed if each["in_range"] and each["name"] not in WRONGLY_TRUSTED]
+    assert not any(outcome(each)["misses"] for each in rows["nothing"])
 
 
 TINY = Case(Network(causal=True, heads=2, output_projection=True, expansion=2), np.eye(3) + 0.3, 16, 4, 3)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._law import copies, law_of, repeated_blocks
+from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
 from sdeinfer.auditing._record import Node, Parameter, Record
 from sdeinfer.auditing._stream import streams_of
-from sdeinfer.auditing._tests import critical
+from sdeinfer.auditing._tests import Row, critical, pooled_ratio
 
 RULES = si.audit.recipes
 
@@ -72,6 +73,20 @@ def test_the_error_of_a_standard_deviation():
         found = [law_of(of(draw((24, 24)))) for _ in range(1200)]
         ratio = np.std(np.log([law.sd for law in found])) / np.mean([law.error for law in found])
         assert abs(ratio - 1) < 5 / math.sqrt(2 * 1200)
+
+
+def test_the_level_is_that_of_all_tests_together():
+    """One false alarm in 10,000 correct models, on both sides, whatever the number of tests."""
+    for count in (1, 10, 1000):
+        assert 2 * count * stats.norm.sf(critical(count)) == pytest.approx(1e-4)
+
+
+def test_a_pooled_ratio_is_that_of_all_entries():
+    """Of 400 and 1,200 entries that are normal and 10 % and 20 % too large: the error of 1,600."""
+    matrix = si.auditing.Matrix("up", 64, 64, 64, 3)
+    own = [Row(matrix, Law(n, n, 0.0, x, 0.0, 3.0, "normal"), 1.0, "normal") for n, x in ((400, 1.1), (1200, 1.2))]
+    expected = (math.log(1.1) + 3 * math.log(1.2)) / 4, 1 / math.sqrt(2 * 1600)
+    assert pooled_ratio(own) == pytest.approx(expected)
 
 
 def test_copies_and_blocks():
@@ -265,4 +280,7 @@ def test_exponents_over_width_and_depth():
     for row, expected in zip(of_strength, (0.5, -0.5), strict=True):
         assert row["declared"] == pytest.approx(expected, abs=1e-9)
         assert abs(row["exponent"] - expected) < 4 * row["sd"]
+    for row in (row for row in found.sizes if row["quantity"] == "mlp.strength"):
+        expected = math.log(0.02 * math.sqrt(2 * row["width"] / (2 * row["layers"])))
+        assert abs(row["log_value"] - expected) < 4 * row["sd"]
     assert not si.audit.scaling(lambda *size: make(*size, power=0.0), inputs, **sizes).passed

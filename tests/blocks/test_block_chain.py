@@ -78,6 +78,16 @@ def test_chain_has_the_moments_of_the_weights(key):
         assert_estimate(chain, weights, np.hypot(error, other))
 
 
+def test_a_layer_norm_takes_one_feature(key):
+    """The correlation of independent increments of n features less their mean has the variance 1/(n − 1)."""
+    width, units = 6, 384
+    block = Block(MLP(activation="identity", expansion=units / width), 1.0, "layer", "post", skip=0.0)
+    sizes = {"width": width, "depth": 1, "networks": 4_096}
+    found = si.sample_networks(block, np.eye(2), method="chain", **sizes, key=key)["covariance"].values[:, 1, 0, 1]
+    mean, error = mean_and_error(found**2)
+    assert_estimate(mean, 1 / (width - 1), np.hypot(error, 1 / units))
+
+
 def test_networks_of_normalised_tokens_are_sampled(key):
     block = Block(BRANCHES["mlp"], 0.5, "layer", "post")
     V0 = si.equicorrelated(tokens=2, correlation=0.2)

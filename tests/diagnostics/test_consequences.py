@@ -8,11 +8,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from diagnostics.one_token import by_hand, one_token
+from diagnostics.one_token import GAMMA, by_hand, one_token
 
 import sdeinfer as si
 from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics import consequences
+from sdeinfer.diagnostics._consequences import of_conflict
 from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, sums_of, weights
 from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import innovations
@@ -156,3 +157,27 @@ def test_one_token_by_hand():
     expected = np.sqrt(np.square(score.sum(1)).sum()) / (information + 1 / prior**2) / sd
     tree, data = one_token()
     np.testing.assert_allclose(consequences(tree, data).loc["scatter of networks", "gamma"], expected, rtol=1e-5)
+
+
+def test_the_move_by_the_noise_of_one_token_by_hand():
+    """Of g = c (y² − 1)/2 with c = 1/√2, and the score (1 − γ)(y² − 1): its own step of γ, which has a unit prior."""
+    score, information, prior, sd = by_hand()
+    c, count = 1 / np.sqrt(2), score.size
+    along = count * c * (1 - GAMMA)
+    corrected = c * score.sum() / (2 * (1 - GAMMA)) - along / (information + 1) * score.sum()
+    size = corrected / (count * c**2 / 2 - along**2 / (information + 1))
+    expected = size * along / (information + 1 / prior**2) / sd
+    tree, data = one_token()
+    np.testing.assert_allclose(consequences(tree, data).loc["noise of variances", "gamma"], expected, rtol=1e-5)
+
+
+def test_the_move_by_a_prior_of_one_token_by_hand():
+    """Without its prior, logit γ moves by the score over the information."""
+    score, information, _, _ = by_hand()
+    tree, data = one_token()
+    logits = 0.02 * np.random.default_rng(2).standard_normal(50)
+    for name, mean in (("posterior", 0.0), ("prior", -9.0)):
+        tree[name] = xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-mean - logits[None])))})
+    posterior = Posterior.of(tree, data)
+    (found,) = of_conflict(sums_of(posterior), posterior)
+    np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)

@@ -12,6 +12,7 @@ from conftest import random_covariance
 import sdeinfer as si
 from sdeinfer.infer._assume import problem_of
 from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
+from sdeinfer.infer._mode import LayerAt
 from sdeinfer.infer._range import Coldest, Range, in_range, range_to_fit, transitions_allowed
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import template
@@ -70,6 +71,22 @@ def test_growth_by_attention_is_the_largest_relative_change_of_the_drift():
     V = np.asarray(random_covariance(4))
     change = np.linalg.eigvals(np.linalg.solve(V, references.attention_drift(V)))
     np.testing.assert_allclose(attention_growth(V[None], np.array([32])), abs(change).max() / 32, rtol=1e-10)
+
+
+def test_the_spread_is_that_of_logits_in_a_row():
+    """Of a token, over all it attends to, as the root of the mean variance of x W_Q W_Kᵀ xᵀ/n^{3/2} over weights."""
+    V, width = np.asarray(random_covariance(3)), 64
+    L, rng = np.linalg.cholesky(V), np.random.default_rng(0)
+    logits = L @ rng.normal(size=(100_000, 3, 3)) @ L.T / np.sqrt(width)
+    expected = np.sqrt(logits.var(axis=-1, ddof=1).mean(axis=0).max())
+    np.testing.assert_allclose(logit_spread(V[None], np.array([width])), expected, rtol=0.01)
+
+
+def test_the_drift_of_the_coldest_layer_is_without_its_temperature():
+    kind = template("attention")
+    u = np.asarray(kind.coordinates.unconstrained({"gamma": 0.6, "tau0": 2.5}))
+    found = Coldest.of(kind, LayerAt(u, np.array([0.1, 0.2]), np.eye(2)))
+    np.testing.assert_allclose((found.drift, np.exp(found.log_tau0)), (0.6**2, 2.5))
 
 
 def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
@@ -155,6 +172,14 @@ def test_the_bound_has_the_least_error(sd):
         of_data = sd * np.sqrt(np.sum(spread[:40] ** 4) / np.sum(s**4))
         errors.append(np.hypot(np.sum(s**4 * s**4) / np.sum(s**4), of_data))
     assert transitions_allowed(spread, LARGEST_LOGIT, seen=40, sd=sd) == 1 + np.argmin(errors)
+
+
+def test_four_times_as_many_networks_halve_the_error_of_the_data():
+    spread = np.linspace(0.1, 0.55, 181)
+    more, precise = (
+        transitions_allowed(spread, LARGEST_LOGIT, seen=40, sd=sd, times=times) for sd, times in ((0.1, 4.0), (0.05, 1))
+    )
+    assert more == precise
 
 
 def test_a_fit_keeps_half_where_nothing_is_in_range(burst):

@@ -92,6 +92,13 @@ def test_one_token_by_quadrature():
         density = density @ kernel * cell
 
 
+def test_bridges_are_exact_where_steps_commute_and_are_small():
+    """Of one token of wide networks: w is the density of the end whatever the innovations, up to O(1/n)."""
+    law = law_of(si.ResidualFeedForward(gamma=0.6, c_plus=0.5, c_minus=-1.0), 1, SAMPLES, width=100 * WIDTH)
+    for end in (0.97, 1.05):
+        assert log_weights(law, repeated(np.eye(1), SAMPLES), repeated([[end]], SAMPLES), 4).std() < 0.02
+
+
 @pytest.mark.parametrize(
     ("name", "tokens", "layers"),
     [

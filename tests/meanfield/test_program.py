@@ -1,5 +1,7 @@
 """Fits of observed tokens, the law against loops, and verdicts on networks inside and outside of it."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import sdeinfer as si
 from sdeinfer import InputError, meanfield
 from sdeinfer.infer import NUTS
 from sdeinfer.meanfield import NoisyLayers, SelfAttentionFlow, TokenModel, TokenPath, on_sphere
+from sdeinfer.meanfield._score_tests import _tested
 
 NETWORKS, LAYERS, TOKENS, DIMENSION = 6, 6, 16, 3
 BETA, STEP, NOISE = 4.0, 0.2, 0.05
@@ -155,6 +158,14 @@ def test_scores_of_many_tokens_have_mean_zero_inside_the_law():
     law = NoisyLayers(LAW, STEP, NOISE, TokenPath(starts(64, jr.key(6)), None, LAW, 24))
     table = meanfield.score_tests(law, eqx.filter_jit(law.sample)(jr.key(7)), {})
     assert_within(stats.norm.isf(table["p"]), "p of each direction, as normal scores")
+
+
+def test_the_size_of_a_misfit_by_hand():
+    """Scores of 1,000 tokens of two components, which a shift by .2 sds moves; nothing is fitted."""
+    found = _tested(np.full((1000, 2), 0.2), 1000 * np.eye(2), [], components=2)
+    statistic = 2 * 1000 * 0.2**2
+    assert found["statistic"] == pytest.approx(statistic)
+    assert found["effect"] == pytest.approx(math.sqrt((statistic - 2) / 2000))
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])

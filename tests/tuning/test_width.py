@@ -16,6 +16,7 @@ import sdeinfer as si
 from sdeinfer import criteria as of
 from sdeinfer.layers._over_depth import as_module
 from sdeinfer.tuning._search import _moved
+from sdeinfer.tuning._space import coefficients
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
 SIZES: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "paths": 2048, "step": 0.1}
@@ -133,6 +134,24 @@ def test_criteria_of_paths_are_moved_to_those_of_chains(tuned):
         np.testing.assert_allclose(values[0].slope, values[2].slope)
     assert changed
     assert not _moved(moved, tuned.u)[1]
+
+
+def test_coefficients_are_those_of_the_layer_over_unit_time(tuned):
+    """γ²(2 − γ²) d/n, and its derivative by logit γ."""
+    problem, gamma = tuned.problem, 0.3
+    at = jnp.array([math.log(gamma / (1 - gamma))]), dict(problem.fixed), jnp.array([0.5]), jnp.asarray(DEPTH / WIDTH)
+    found, slopes = coefficients(problem.space, *at)
+    np.testing.assert_allclose(found.linear_noise, gamma**2 * (2 - gamma**2) * DEPTH / WIDTH)
+    slope = 4 * gamma * (1 - gamma**2) * gamma * (1 - gamma) * DEPTH / WIDTH
+    np.testing.assert_allclose(slopes.linear_noise, slope)
+
+
+def test_offsets_move_values_and_estimates(tuned):
+    criterion = tuned.problem.criteria[0]
+    plain, moved = (dataclasses.replace(tuned.problem, offsets=x) for x in ({}, {criterion: np.array([0.3])}))
+    for what in ("criterion", "estimates"):
+        value, other = (getattr(problem, what)(criterion, tuned.u)[0].value for problem in (plain, moved))
+        np.testing.assert_allclose(other - value, 0.3)
 
 
 def trace(paths):

@@ -25,7 +25,7 @@ from calibration.study import (
     statistics,
 )
 
-DATA_SETS, MORE = {512: 600}, 40
+DATA_SETS, MORE = {512: 300}, 40
 """Data sets by width, 200 where none are named; more at n = 512, where 200 once left a doubt about γ."""
 
 MOST_LEFT_OUT = 0.5

@@ -143,6 +143,7 @@ class Sums(NamedTuple):
     of_networks: np.ndarray  # the same with s summed over the layers of a network
     omitted: np.ndarray  # shift of the score by each omission, shape (omissions, parameters)
     completed: np.ndarray  # H by the law with each omission, where it is known; (omissions, parameters, parameters)
+    noise: np.ndarray  # of each layer: transitions, Σ mean y² and Σ (mean y²)², shape (3, layers)
     layers: int
 
     @classmethod
@@ -157,6 +158,7 @@ class Sums(NamedTuple):
         count = known.stop + len(DIRECTIONS)
         score, squares, information = np.zeros(count), np.zeros((count, count)), np.zeros((count, count))
         each = np.zeros((len(path.width), own.stop))
+        noise = np.zeros((3, path.covariance.shape[1] - 1))
         for here in innovations(path, law):
             at = path.coordinates(here.transitions)
             here = here._replace(y=clipped(here.y))  # noqa: PLW2901
@@ -168,6 +170,9 @@ class Sums(NamedTuple):
             score, squares, information = score + s.sum(axis=0), squares + s.T @ s, information + every.information
             information[-1, -1] += here.y.shape[1] * np.count_nonzero(s[:, -1])
             np.add.at(each, path.network[here.transitions], s[:, own])
+            squared = np.square(here.y).mean(axis=1)
+            for moment in range(3):
+                np.add.at(noise[moment], path.layer[here.transitions], squared**moment)
         along, own_information = information[tested, known], information[own, own]
         projected = along @ inverse_of(information[known, known] + np.eye(known.stop))
         exact = own_information
@@ -185,6 +190,7 @@ class Sums(NamedTuple):
             of_networks=each.T @ each,
             omitted=information[others, own],
             completed=np.stack([own_information, exact]),
+            noise=noise,
             layers=len(path),
         )
 

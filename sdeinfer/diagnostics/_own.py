@@ -14,6 +14,7 @@ from sdeinfer.diagnostics._consequences import consequences_of, of_conflict, of_
 from sdeinfer.diagnostics._identification import identification_of, of_identification
 from sdeinfer.diagnostics._innovations import Sums, sums_of
 from sdeinfer.diagnostics._networks import of_shared_noise
+from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
 from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.diagnostics._range import of_range
@@ -128,6 +129,8 @@ def _of_law(
     kind, misfits = posterior.known_kind, consequences_of(sums, posterior)
     verdicts = of_conflict(sums, posterior) + of_shared_noise(posterior)
     verdicts += of_large_misfits(misfits, kind)
+    data = posterior.data
+    verdicts += of_unlike_layers(sums.noise, data.sizes["token_a"], data["layer"].values)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
         return verdicts + small, notes, []

@@ -115,7 +115,7 @@ class Check:
             parts.append(f"assumed, since these data do not identify: {', '.join(self.assumed)}")
         share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)
         if share < MOST:
-            parts.append(f"only {share:.0%} of the transitions are in range and were fitted")
+            parts.append(f"only {100 * share:.2g}% of the transitions are in range and were fitted")
         return ": ".join(["good", "; ".join(parts)]) if parts else "good"
 
     def by_question(self) -> list[tuple[str, State, list[Verdict]]]:

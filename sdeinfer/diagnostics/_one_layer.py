@@ -1,0 +1,34 @@
+"""The noise of single layers: a parameter absorbs part of one that is unlike the others, and is wrong by that."""
+
+import numpy as np
+from scipy import stats
+
+from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE
+from sdeinfer.diagnostics._verdict import Verdict, at_most
+
+
+def of_unlike_layers(noise: np.ndarray, tokens: int, layers: np.ndarray) -> list[Verdict]:
+    """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers.
+
+    Arguments:
+        noise: `Sums.noise`.
+        tokens: number of tokens m; a transition has m(m + 1)/2 innovations.
+        layers: numbers of the observed layers, one more than there are transitions of a network.
+    """
+    count, total, squares = noise
+    tested = np.flatnonzero(count >= FEWEST_OF_A_LAYER)
+    if len(tested) < 2:
+        return []
+    mean = total[tested] / count[tested]
+    ratio = mean / (total.sum() / count.sum())
+    # Of normal innovations the mean of y² has the relative variance 2/p; of narrow networks a larger one.
+    spread = np.maximum(squares[tested] / count[tested] / mean**2 - 1, 4 / (tokens * (tokens + 1)))
+    z = np.abs(np.log(ratio)) / np.sqrt(spread / count[tested])
+    size = np.where(2 * stats.norm.sf(z) * len(tested) < LEVEL, np.exp(np.abs(np.log(ratio))), 1.0)
+    worst = int(np.argmax(size))
+    start, end = layers[tested[worst] : tested[worst] + 2]
+    advice = (
+        f"from layer {start} to {end} the noise is {ratio[worst]:.2g} times that of all layers: a state between them "
+        "was not observed, or this layer is not like the others"
+    )
+    return [at_most("calibrated", "noise of one layer", size[worst], NOISE, advice)]

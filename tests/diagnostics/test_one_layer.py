@@ -1,0 +1,60 @@
+"""A layer whose noise is unlike that of the others: of a state that was not observed."""
+
+import jax.random as jr
+import numpy as np
+import pytest
+
+import sdeinfer as si
+from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER
+from sdeinfer.diagnostics._verdict import IN_RANGE, Check, at_least, at_most
+
+TOKENS = 3
+
+
+def noise_of(sds, networks=FEWEST_OF_A_LAYER):
+    """The sums of normal innovations, with their standard deviation in each layer."""
+    y = np.random.default_rng(5).normal(size=(networks, len(sds), TOKENS * (TOKENS + 1) // 2)) * np.array(sds)[:, None]
+    squared = (y**2).mean(axis=-1)
+    return np.stack([(squared**moment).sum(axis=0) for moment in range(3)])
+
+
+def verdict_on(sds, **sizes):
+    return of_unlike_layers(noise_of(sds, **sizes), TOKENS, np.arange(len(sds) + 1))
+
+
+def test_one_layer_is_unlike_the_others():
+    (found,) = verdict_on([1, 1, 2**0.5, 1, 1], networks=64)
+    assert not found.passed
+    assert found.value == pytest.approx(2 / 1.2, rel=0.2)  # over the mean of all five
+    assert found.advice.startswith("from layer 2 to 3 the noise is 1.")
+    (found,) = verdict_on([1, 1, 1, 1, 0.5], networks=64)
+    assert not found.passed
+
+
+def test_equal_layers_pass_whatever_their_common_noise():
+    assert all(each.value == 1.0 for sd in (0.7, 1.0, 1.3) for each in verdict_on([sd] * 8))
+
+
+def test_layers_of_few_transitions_are_not_tested():
+    assert verdict_on([1, 1, 3], networks=FEWEST_OF_A_LAYER - 1) == []
+
+
+def test_states_that_were_not_observed_are_found(fitted, networks):
+    truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-3.0)
+    V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
+    longer = si.sample_networks(truth, V0, width=96, depth=12, networks=24, key=jr.key(1))
+    kept = networks["covariance"].copy(data=longer["covariance"].values[:, [0, *range(3, 13)]])
+    tree = fitted.copy()
+    tree["observed_data"] = tree["observed_data"].to_dataset().assign(covariance=kept)
+    found = {each.name: each for each in si.check(tree).verdicts}["noise of one layer"]
+    assert not found.passed
+    assert found.advice.startswith("from layer 0 to 1 ")
+    assert {each.name: each for each in si.check(fitted).verdicts}["noise of one layer"].passed
+
+
+def test_the_verdict_has_the_share_of_transitions_where_the_others_are_compared():
+    share = at_least("agrees with the theory", IN_RANGE, 0.004, 0.0, "")
+    others = at_most("calibrated", "layers out of range, sds", 1.0, 6.0, "")
+    verdict = Check((share, others), identified=("gamma ± 1 %",)).verdict
+    assert verdict.endswith("only 0.4% of the transitions are in range and were fitted")

@@ -1,6 +1,6 @@
 """Coefficients that are wrong by 5 % or so, one at a time: the default tests must fail for each.
 
-    uv run python tests/mutations.py               # all, an hour on two cores
+    uv run python tests/mutations.py               # all, hours on two cores
     uv run python tests/mutations.py relu chain    # those whose name contains one of these words
     uv run python tests/mutations.py --rooms       # only the tests of the rooms that are named beside a mutation
 

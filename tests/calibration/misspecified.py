@@ -79,7 +79,7 @@ WAYS = {
     "two networks of one seed": Way("caught", ("recorded twice",)),
     "float16": Way("harmless"),
     "hidden states × 2": Way("harmless"),
-    "the first layer is missing": Way("harmless", ("noise of variances", "noise of correlations")),
+    "the first layer is missing": Way("harmless", ("noise of one layer",)),
     "layers sorted as words": Way("caught", ("successive layers",)),
 }
 

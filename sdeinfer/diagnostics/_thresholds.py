@@ -20,7 +20,7 @@ EFFECT = 0.2
 """Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
 else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""
 
-NOISE, FEWEST_OF_A_LAYER = 1.3, 16
+NOISE, FEWEST_OF_A_LAYER = 1.5, 16
 """Largest acceptable ratio of the noise of one layer to that of all, or its inverse: a state that is missing makes it
 about 2. And the number of transitions below which a layer is not tested."""
 

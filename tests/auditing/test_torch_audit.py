@@ -69,6 +69,61 @@ def test_correct_models_pass(name):
     assert str(without).startswith("nothing declared: ")
 
 
+def test_a_mask_is_no_stream():
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "image_size": 32,
+    }
+    torch.manual_seed(0)
+    network = hf.AutoModel.from_config(hf.GitConfig(**SIZES, vision_config=small | {"patch_size": 16}))
+    found = si.audit(network, recipe="auto")
+    assert found.passed, found.verdict
+    assert len(found.account.streams[-1]) == 2 * LAYERS
+
+
+def test_positions_that_count_tokens_are_no_embedding_of_tokens():
+    torch.manual_seed(0)
+    network = hf.AutoModel.from_config(hf.RobertaConfig(**SIZES))
+    account = si.audit(network, recipe="auto").account
+    assert account.matrices["embeddings.position_embeddings.weight"].role == "position"
+    assert account.matrices["embeddings.word_embeddings.weight"].role == "embedding"
+
+
+class Turned(nn.Module):
+    """Queries that are divided by √d_k before a half of each is rotated."""
+
+    def forward(self, x):
+        first, second = x[..., :8], x[..., 8:]
+        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] / 10 ** torch.arange(4.0).repeat(2)
+        half = torch.cat([-first[..., 4:], first[..., :4]], dim=-1)
+        return torch.cat([first * angle.cos() + half * angle.sin(), second], dim=-1)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(199, 16)
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.turned = Turned()
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        logits = self.turned(self.q(x) / 4) @ self.turned(self.k(x)).transpose(1, 2)
+        x = x + self.o(logits.softmax(-1) @ self.v(x))
+        return x + torch.randn(len(x), 1, 1) * torch.randn_like(x) * 1e-3
+
+
+def test_a_factor_before_rotations_of_a_half_is_seen_and_noise_is_no_dropout():
+    torch.manual_seed(0)
+    found = si.audit(Head(), torch.arange(16).reshape(2, 8))
+    (logits,) = found.account.logits
+    assert logits.factor == pytest.approx(1 / 4, rel=1e-3)
+    assert "dropout" not in {test.topic for test in found.failed}
+
+
 def matrices(network, part):
     return [each for name, each in network.named_parameters() if part in name and each.dim() > 1]
 

@@ -122,6 +122,7 @@ MUTATIONS = (
     Mutation("blocks: volume of the logarithm", "blocks/_law.py", "/ 24 - (m + 1)", "/ 20 - (m + 1)", "tests/blocks/test_block_law.py::test_volume_is_that_of_the_matrix_exponential"),
     Mutation("likelihood: fit of outputs", "likelihood/_bridge.py", "(fit + log_det", "(1.05 * fit + log_det", "tests/likelihood/test_bridge.py::test_outputs_have_the_density_of_their_covariance"),
     Mutation("tuning: moves to a width", "tuning/_search.py", "= moves + problem.offset", "= 0.8 * moves + problem.offset", "tests/tuning/test_width.py::test_criteria_of_paths_are_moved_to_those_of_chains"),
+    Mutation("check: noise of one layer", "diagnostics/_one_layer.py", "total.sum() / count.sum()", "total.sum() / (2 * count.sum())", "tests/diagnostics/test_one_layer.py"),
     Mutation("consequences: curvature of priors", "diagnostics/_consequences.py", "prior = np.diag(_prec", "prior = 1.2 * np.diag(_prec", "tests/diagnostics/test_consequences.py::test_one_token_by_hand"),
     Mutation("blocks: mean of the logarithm", "blocks/_law.py", ".sum(-1) / 2, covariance)", ".sum(-1) / 1.9, covariance)", "tests/blocks/test_block_law.py::test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluctuations"),
     Mutation("blocks: moments of values, heads of a group", "blocks/_attention.py", "(shared**2 * size)", "(shared * size)", "tests/blocks/test_block_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),

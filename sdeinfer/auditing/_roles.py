@@ -147,8 +147,16 @@ def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]
 
 def _counted(index: Node) -> bool:
     """Whether an index counts tokens that are no padding: it is one of positions."""
-    integers = index.kind not in (*PRODUCTS, "gate", "contraction")  # what a network computes is no count
-    return index.operation == "cumsum" or (integers and any(map(_counted, index.inputs)))
+    stack, seen = [index], set()
+    while stack:
+        node = stack.pop()
+        if node.operation == "cumsum":
+            return True
+        # An index that the network computes from its values is no count.
+        if node.number not in seen and node.kind not in (*PRODUCTS, "gate", "contraction"):
+            seen.add(node.number)
+            stack += node.inputs
+    return False
 
 
 def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) -> tuple[dict[str, Matrix], dict]:

@@ -21,10 +21,11 @@ def of_unlike_layers(noise: np.ndarray, tokens: int, layers: np.ndarray) -> list
         return []
     mean = total[tested] / count[tested]
     ratio = mean / (total.sum() / count.sum())
-    # Of normal innovations the mean of y² has the relative variance 2/p; of narrow networks a larger one.
+    # The mean of y² has the relative variance 2/p for normal innovations, and a larger one in narrow networks.
     spread = np.maximum(squares[tested] / count[tested] / mean**2 - 1, 4 / (tokens * (tokens + 1)))
-    z = np.abs(np.log(ratio)) / np.sqrt(spread / count[tested])
-    size = np.where(2 * stats.norm.sf(z) * len(tested) < LEVEL, np.exp(np.abs(np.log(ratio))), 1.0)
+    away = np.abs(np.log(ratio))
+    z = away / np.sqrt(spread / count[tested])
+    size = np.where(2 * stats.norm.sf(z) * len(tested) < LEVEL, np.exp(away), 1.0)
     worst = int(np.argmax(size))
     start, end = layers[tested[worst] : tested[worst] + 2]
     advice = (

@@ -349,7 +349,7 @@ def truth_of(name: str, case: Case) -> dict[str, float]:
 
 
 def judged(name: str, seed: int) -> dict[str, Any]:
-    """What the package says of one data set that it takes for shaped Transformers of the right sizes."""
+    """The result for one data set that it takes for shaped Transformers of the right sizes."""
     rng = np.random.default_rng([*name.encode(), seed])
     case = draw_case(name, rng)
     network, line = case.network, {"name": name, "seed": seed}

@@ -160,7 +160,7 @@ def test_one_token_by_hand():
 
 
 def test_the_move_by_the_noise_of_one_token_by_hand():
-    """The direction is g = c (y² − 1)/2 with c = 1/√2, the score (1 − γ)(y² − 1), and γ has a unit prior in the step."""
+    """The direction is g = c (y² − 1)/2 with c = 1/√2 and the score (1 − γ)(y² − 1); γ has a unit prior in the step."""
     score, information, prior, sd = by_hand()
     c, count = 1 / np.sqrt(2), score.size
     along = count * c * (1 - GAMMA)

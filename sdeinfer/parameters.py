@@ -126,7 +126,8 @@ class Parameter:
 
     def to_real(self, value: ArrayLike) -> Any:
         """The coordinate on the real line; NumPy arrays stay in NumPy."""
-        return BIJECTIONS[self.bijection].to_real(engine(value), value)
+        with np.errstate(divide="ignore"):  # an end of the range is at infinity
+            return BIJECTIONS[self.bijection].to_real(engine(value), value)
 
     def from_real(self, u: ArrayLike) -> Any:
         """The value at a coordinate; NumPy arrays stay in NumPy."""

@@ -25,6 +25,7 @@ from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
+from sdeinfer.covariance._factors import whiten_by
 from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.diagnostics._posterior import Posterior
@@ -44,7 +45,8 @@ DIRECTIONS = {
     "noise of variances": "the noise of a layer is not that of the architecture: check width, heads and branches",
     "noise of correlations": "the noise of a layer is not that of the architecture: check width, heads and branches",
     "noise of attention": "the noise does not grow with the differences of tokens as in this attention",
-    "memory": "successive layers are correlated: they share weights, or are not independent draws",
+    "memory": "successive layers deviate in the same way: they share weights, are not independent draws, or do what "
+    "the law lacks",
 }
 
 OMISSIONS = ("omitted order of the softmax", "finite width")
@@ -159,6 +161,7 @@ class Sums(NamedTuple):
         score, squares, information = np.zeros(count), np.zeros((count, count)), np.zeros((count, count))
         each = np.zeros((len(path.width), own.stop))
         noise = np.zeros((3, path.covariance.shape[1] - 1))
+        sums, overlap, follow = np.zeros((2, path.covariance.shape[-1] ** 2)), 0.0, 0
         for here in innovations(path, law):
             at = path.coordinates(here.transitions)
             here = here._replace(y=clipped(here.y))  # noqa: PLW2901
@@ -166,13 +169,20 @@ class Sums(NamedTuple):
             mean, log_variance = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
             every = here._replace(mean=mean, log_variance=log_variance)
             s = every.score
-            s[:, -1] = memory(path, here, at)
+            before, now = successive(path, here, at)
+            s[:, -1] = (before * now).sum(axis=1)
+            sums += np.stack([before.sum(axis=0), now.sum(axis=0)])
+            overlap += (before[1:] * now[:-1]).sum()
+            following = np.count_nonzero(s[:, -1])
+            follow += following
             score, squares, information = score + s.sum(axis=0), squares + s.T @ s, information + every.information
-            information[-1, -1] += here.y.shape[1] * np.count_nonzero(s[:, -1])
+            information[-1, -1] += here.y.shape[1] * following
             np.add.at(each, path.network[here.transitions], s[:, own])
             squared = np.square(here.y).mean(axis=1)
             for moment in range(3):
                 np.add.at(noise[moment], path.layer[here.transitions], squared**moment)
+        # A mean that all layers have is no memory. Without one, the product of the sums has the mean of the overlap.
+        score[-1] -= (sums[0] @ sums[1] - overlap) / max(follow, 1)
         along, own_information = information[tested, known], information[own, own]
         projected = along @ inverse_of(information[known, known] + np.eye(known.stop))
         exact = own_information
@@ -243,16 +253,22 @@ def weights(
     return _at_most_one(of_mean / here.sd[..., None]), _at_most_one(of_variance)
 
 
-def memory(path: Path, here: Innovations, at: Spectrum | PatternSpectrum) -> Float[np.ndarray, " transitions"]:
-    """Products of each layer's innovations with those of the preceding layer, in the same coordinates."""
+def successive(
+    path: Path, here: Innovations, at: Spectrum | PatternSpectrum
+) -> tuple[Float[np.ndarray, "transitions entries"], Float[np.ndarray, "transitions entries"]]:
+    """The innovations of each preceding layer and of each layer, as matrices in the coordinates L⁻¹ dV L⁻ᵀ.
+
+    Their products have the variance p. Both are 0 where no layer precedes in the block.
+    """
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
     rows, columns = pairs(tokens_of(here.y.shape[1]))
-    y = unvech(here.y * np.where(rows == columns, np.sqrt(2), 1.0))
-    earlier, now = (jax.tree.map(lambda x, some=some: x[some], at) for some in (slice(-1), slice(1, None)))
-    # Transform from the coordinates of each transition to those of the next.
-    before = now.whiten(earlier.colour(y[:-1]))
-    return np.concatenate([[0.0], np.where(follows, (before * y[1:]).sum(axis=(1, 2)) / 2, 0.0)])
+    y = at.colour(unvech(here.y * np.where(rows == columns, np.sqrt(2), 1.0)))
+    L = at.cholesky[1:][follows]
+    found = np.zeros((2, len(y), L.shape[-1] ** 2))
+    for place, earlier in enumerate((y[:-1], y[1:])):
+        found[place, 1:][follows] = (whiten_by(L, earlier[follows]) / np.sqrt(2)).reshape(-1, L.shape[-1] ** 2)
+    return found[0], found[1]
 
 
 def _at_most_one(weights: np.ndarray) -> np.ndarray:

@@ -10,7 +10,8 @@ right answer, which was written down before any fit:
 The cause of a verdict that does not trust is *right* if its first cause or the message of a refusal has one of the
 words of the way. It is *misleading* if it is not right and states one definite fault that the networks do not have
 (`DEFINITE`): another architecture, networks or layers that share weights, attention or a ReLU that is wrong, a wrong
-mask, or a softmax out of range. Other causes are neither: growth and noise of V have many sources, which they list.
+mask, or a softmax out of range. Other causes are neither: growth, noise and memory of V have many sources, which they
+list.
 """
 
 import dataclasses
@@ -90,8 +91,8 @@ DEFINITE = {
     "transitions in range": "",
     "logit spread, mean": "",
     "layers out of range, sds": "",
-    "misfit of the layers": "by memory|by attention's drift|by ReLU's drift",
-    "move by the misfit, posterior sds": "memory: |attention's drift: |ReLU's drift: ",
+    "misfit of the layers": "by attention's drift|by ReLU's drift",
+    "move by the misfit, posterior sds": "attention's drift: |ReLU's drift: ",
 }
 """Causes that state a definite fault: by their names, and by words of their advice where the name does not suffice."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import sdeinfer as si
 
-HELD_OUT = 1_000_000
+HELD_OUT = 2_000_000
 """The first seed that is held out."""
 
 

@@ -132,7 +132,8 @@ OUTCOMES = [
     (found("float16", z=9.0, unidentified=["gamma"]), ""),
     (found("dropout of .1", cause="misfit of the layers", advice="by growth: V grows"), "right causes"),
     (found("dropout of .1", cause="misfit of the layers", advice="by noise of variances: check width"), ""),
-    (found("dropout of .1", cause="misfit of the layers", advice="by memory: layers"), "misleading causes"),
+    (found("dropout of .1", cause="misfit of the layers", advice="by memory: layers"), ""),
+    (found("dropout of .1", cause="misfit of the layers", advice="by ReLU's drift: it is"), "misleading causes"),
     (found("dropout of .1", cause="evidence for another architecture", advice="mlp"), "misleading causes"),
     (found("prompts as networks", cause="correlation between networks", advice="they share weights"), "right causes"),
 ]

@@ -13,8 +13,8 @@ GAMMA, WIDTH = 0.4, 64
 
 @functools.cache
 def innovations_of_one() -> np.ndarray:
-    """y of three networks and two layers: V⁻¹dV √n/2γ, normal by the law with c₊ and c₋ fixed."""
-    return np.random.default_rng(0).standard_normal((3, 2))
+    """y of three networks and three layers: V⁻¹dV √n/2γ, normal by the law with c₊ and c₋ fixed."""
+    return np.random.default_rng(0).standard_normal((3, 3))
 
 
 @functools.cache

@@ -41,6 +41,12 @@ def known(layer, data: xr.Dataset) -> xr.DataTree:
     return tree
 
 
+def sample_networks_that_shrink(key) -> xr.Dataset:
+    """Each layer scales V down by a fifth of its increment's sd."""
+    data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
+    return data.assign(covariance=data["covariance"] * (1 - 0.2 * np.sqrt(0.5 / SIZES["width"])) ** data["layer"])
+
+
 def one_layer(layer, tokens: int, width: int = 64):
     """One transition, and the limit's law at it."""
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
@@ -134,11 +140,23 @@ def test_shared_weights_leave_a_memory(key):
 
 
 def test_the_memory_of_one_token_by_hand():
-    """Products of successive y, in the second's coordinates; over the root of their number and that of all layers."""
+    """Products of successive y, in the second's coordinates, without those of their means.
+
+    The product of two sums has what both have in common: each y that one pair ends with and the next begins with.
+    """
     y, row = innovations_of_one(), innovation_tests(*one_token()).loc["memory"]
-    products = y[:, 0] / (1 + 2 * GAMMA * y[:, 0] / np.sqrt(WIDTH)) * y[:, 1]
-    np.testing.assert_allclose(row["effect"], products.sum() / np.sqrt(len(y) * y.size), rtol=1e-5)
-    np.testing.assert_allclose(row["z"], products.sum() / np.sqrt(np.square(products).sum()), rtol=1e-5)
+    before, now = (y / (1 + 2 * GAMMA * y / np.sqrt(WIDTH)))[:, :-1], y[:, 1:]
+    common = np.sum(before[:, 1:] * now[:, :-1])
+    found = np.sum(before * now) - (before.sum() * now.sum() - common) / now.size
+    np.testing.assert_allclose(row["effect"], found / np.sqrt(now.size * y.size), rtol=1e-5)
+    np.testing.assert_allclose(row["z"], found / np.sqrt(np.square(before * now).sum()), rtol=1e-5)
+
+
+def test_a_growth_of_all_layers_is_no_memory(key):
+    data = sample_networks_that_shrink(key)
+    table = innovation_tests(known(TRANSFORMER, data))
+    assert table.loc["growth", "p"] < 1e-6
+    assert_within(table.loc[["memory"], "z"])
 
 
 def test_the_noise_of_one_token_by_hand():

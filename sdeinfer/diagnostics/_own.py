@@ -18,6 +18,7 @@ from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
 from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.diagnostics._range import of_range
+from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._summary import fixed_of, identified_of, of_contractions
 from sdeinfer.diagnostics._thresholds import EFFECT, EVIDENCE, LEVEL, MOST, MOVE
 from sdeinfer.diagnostics._verdict import Verdict, at_most
@@ -131,6 +132,7 @@ def _of_law(
     verdicts += of_large_misfits(misfits, kind)
     data = posterior.data
     verdicts += of_unlike_layers(sums.noise, data.sizes["token_a"], data["layer"].values)
+    verdicts += of_shortcuts(posterior)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
         return verdicts + small, notes, []

@@ -24,6 +24,10 @@ INCOMPLETE = "incomplete"
 TOKENS = "tokens"
 """Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
 
+SHORTCUT = "shortcut"
+"""Coordinate over networks and layers of observed hidden states: ⟨X, X′⟩/⟨X′, X′⟩ with the preceding ones X′; λ on
+average for each residual branch, and 1 at the first layer."""
+
 OUTPUTS = "outputs"
 """Attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
 

@@ -115,7 +115,9 @@ class Observe:
         layers: layer numbers of `hidden_states`; None for 0, 1, 2, ….
 
     Returns:
-        The Dataset of `covariance_dataset`, with the attention pattern in its attributes.
+        The Dataset of `covariance_dataset`, with the attention pattern in its attributes, and the coordinate `shortcut`
+        over networks and layers: ⟨X, X′⟩/⟨X′, X′⟩ with the preceding hidden states X′, λ on average for each residual
+        branch of a shaped layer; `check` compares it with γ.
 
     Raises:
         InputError: for other shapes, layers that differ in shape, networks in the place of layers, fewer features than
@@ -182,6 +184,7 @@ def _observed(
             observer.add(state if len(state.shape) == 3 and state.shape[0] == 1 else state[None])
 
         network(number, add)
+        observer.before = None  # as many observers as networks are joined
         return observer
 
     return joined(one_by_one(observed, networks, progress=progress))

@@ -17,7 +17,7 @@ from sdeinfer._files import InputError, first_line
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
 from sdeinfer.observation._arrays import as_array, in_order, labels_of_networks
-from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, covariance_dataset
+from sdeinfer.observation._dataset import INCOMPLETE, SHORTCUT, TOKENS, covariance_dataset
 from sdeinfer.observation._doubts import LowPrecisionWarning, rounding_share, spacing_of
 
 
@@ -82,7 +82,7 @@ class TokenReader:
 class Observer:
     """An accumulator of neural covariances V = XXᵀ/n (Definition 3.1): `add` every layer, then take the `dataset`.
 
-    It keeps covariances, not hidden states, and computes them at least in float32.
+    It keeps covariances and the last hidden states, and computes at least in float32.
 
     Arguments:
         width: n, the number of features of the hidden states, to be checked; None for any.
@@ -109,6 +109,8 @@ class Observer:
         self.reader = TokenReader("networks", width=width, tokens=tokens, prompts=prompts, pattern=pattern)
         self.first_network = first_network
         self.covariances: list[np.ndarray] = []
+        self.shortcuts: list[np.ndarray] = []
+        self.before: np.ndarray | None = None
         self.corners: list[np.ndarray] = []
         self.coarsest = np.dtype(np.float32)
         self.labels: dict[Any, Any] = {}
@@ -137,7 +139,9 @@ class Observer:
         with np.errstate(over="ignore", invalid="ignore"):
             V = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
         self._check_finite(V, X, name)
+        self.shortcuts.append(self._kept(X))
         self.covariances.append(V)
+        self.before = X.copy()  # networks may add in place to what they returned
 
     def dataset(self, *, layers: ArrayLike | None = None) -> xr.Dataset:
         """The covariances of all layers so far.
@@ -149,6 +153,14 @@ class Observer:
             The Dataset of `covariance_dataset`, see `validate`, with the attention pattern in its attributes.
         """
         return joined([self], layers=layers)
+
+    def _kept(self, X: np.ndarray) -> np.ndarray:
+        """⟨X, X′⟩/⟨X′, X′⟩ of each network, with the hidden states X′ before; 1 for the first."""
+        if self.before is None:
+            return np.ones(len(X))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            both = np.vecdot(X, self.before).sum(axis=-1, dtype=np.float64)
+            return both / (X.shape[-1] * np.trace(self.covariances[-1], axis1=-2, axis2=-1))
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
@@ -180,6 +192,8 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
             V[start : start + len(each), layer] = each
         start += len(part[0])
     data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].reader.attributes)
+    kept = np.concatenate([np.stack(each.shortcuts, axis=1) for each in observers])
+    data = data.assign_coords({SHORTCUT: (("network", "layer"), kept)})
     _warn_of_rounding(observers)
     numbers = {"network": observers[0].first_network + data["network"].values}
     return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))

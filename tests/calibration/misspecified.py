@@ -149,7 +149,7 @@ def draw_parameters(name: str, case: Case, rng: np.random.Generator, layer: int)
         elif name == "pairs of layers share weights":
             W[1::2] = W[: 2 * (d // 2) : 2]
         elif name == "layers are rotations of the first":
-            W[1:] = _orthogonal((d - 1, len(W[0]), len(W[0])), rng) @ W[:1]
+            W[1:] = orthogonal((d - 1, len(W[0]), len(W[0])), rng) @ W[:1]
     p["temperature"] = np.full((d, network.heads), network.tau0 * math.sqrt(n * (n // network.heads)))
     p["slopes"] = np.tile([network.c_plus, network.c_minus], (d, 1)) / math.sqrt(n)
     match name:
@@ -191,12 +191,12 @@ def _law(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndar
         case "sparse weights":
             return rng.normal(size=shape) * rng.integers(2, size=shape) * math.sqrt(2)
         case "orthogonal weights":
-            square = _orthogonal((*shape[:-2], max(shape[-2:]), max(shape[-2:])), rng)
+            square = orthogonal((*shape[:-2], max(shape[-2:]), max(shape[-2:])), rng)
             return math.sqrt(max(shape[-2:])) * square[..., : shape[-2], : shape[-1]]
     return rng.normal(size=shape)
 
 
-def _orthogonal(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def orthogonal(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Random rotations and reflections."""
     Q, R = np.linalg.qr(rng.normal(size=shape))
     return Q * np.sign(np.diagonal(R, axis1=-2, axis2=-1))[..., None, :]

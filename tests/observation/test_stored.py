@@ -93,7 +93,7 @@ def test_prompts_are_chosen(X, tmp_path):
     for name in ("X.npy", "X.npz"):
         for chosen, expected in ((1, si.observe(X + 1)), (None, si.observe(prompts))):
             (data,) = observe_file(tmp_path / name, prompts=chosen)
-            xr.testing.assert_identical(data, expected)
+            xr.testing.assert_allclose(data, expected, rtol=1e-12)
         with pytest.raises(si.InputError, match="prompts: cannot choose among 2 prompts by 2"):
             list(observe_file(tmp_path / name, prompts=2))
     np.save(tmp_path / "X.npy", X)

@@ -1,0 +1,90 @@
+"""γ by what hidden states keep of those before, on networks whose weights are independent normals and on others."""
+
+import numpy as np
+import numpy_networks
+import pytest
+import xarray as xr
+from budget import assert_estimate
+from calibration.misspecified import Case, one_layer, orthogonal
+from numpy_networks import Network
+
+import sdeinfer as si
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._shortcut import of_shortcuts
+from sdeinfer.infer._covariances import groups_of_data
+from sdeinfer.layers import template
+from sdeinfer.layers._templates import attributes_of_layer
+from sdeinfer.likelihood._transitions import used_of, with_used
+
+V0 = np.eye(3) + 0.3
+KINDS = {
+    "transformer": {"heads": 2, "output_projection": True, "expansion": 2},
+    "attention": {"causal": True},
+    "feedforward": {},
+}
+
+
+def observed(network: Network, *, networks: int = 40, depth: int = 6) -> xr.Dataset:
+    rng = np.random.default_rng(4)
+    X = numpy_networks.tokens_of(V0, width=32, networks=networks, rng=rng)
+    return si.observe(numpy_networks.hidden_states(network, X, depth=depth, rng=rng))
+
+
+def posterior_of(data: xr.Dataset, architecture: str, gamma: np.ndarray, model: str = "full_path") -> Posterior:
+    """A posterior with the draws of γ."""
+    draws = xr.Dataset({"gamma": (("chain", "draw"), gamma[None])})
+    tree = xr.DataTree.from_dict({"posterior": draws, **groups_of_data(with_used(data, used_of(data)))})
+    tree.attrs = {**attributes_of_layer(template(architecture)), "model": model}
+    return Posterior.of(tree)
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_layer_keeps_the_shortcut_of_each_branch_on_average(architecture):
+    """Also where the softmax is far from its expansion: only the last weights of a branch matter."""
+    network = Network(gamma=0.6, tau0=0.1, architecture=architecture, **KINDS[architecture])
+    kept = observed(network)["shortcut"].values[:, 1:]
+    expected = (1 - 0.6**2) ** (1 if architecture == "transformer" else 0.5)
+    assert_estimate(kept.mean(), expected, kept.std() / np.sqrt(kept.size))
+
+
+@pytest.mark.parametrize(("architecture", "power"), [("transformer", 2), ("attention", 1), ("feedforward", 1)])
+def test_the_distance_by_hand(architecture, power):
+    data = observed(Network())
+    gamma = np.random.default_rng(0).uniform(0.3, 0.7, 100)
+    kept, expected = data["shortcut"].values[:, 1:], np.sqrt(1 - gamma**2) ** power
+    error = np.sqrt(kept.var() / 240 + expected.var())
+    (found,) = of_shortcuts(posterior_of(data, architecture, gamma))
+    np.testing.assert_allclose(found.value, abs(kept.mean() - expected.mean()) / error)
+
+
+def test_a_wrong_strength_fails_and_both_are_named():
+    data = observed(Network(gamma=0.5))
+    right, wrong = (of_shortcuts(posterior_of(data, "transformer", np.full(9, gamma)))[0] for gamma in (0.5, 0.6))
+    assert right.passed
+    assert not wrong.passed
+    assert "and 0.6 by the noise" in wrong.advice
+
+
+def test_orthogonal_weights_leave_the_shortcut():
+    """Their noise is less than that of normal weights, and a fit takes it for a smaller γ."""
+    rng, case = np.random.default_rng(1), Case(Network(gamma=0.6), V0, width=16, depth=1, networks=60)
+    X = rng.normal(size=(60, 3, 16))
+    weights = {kind: 4 * orthogonal((60, 16, 16), rng) for kind in ("Q", "K", "V", "pre", "post")}
+    others = {"temperature": np.full(1, 16.0), "slopes": np.array([0.1, -0.1])}
+    layers = [{kind: each[network] for kind, each in weights.items()} | others for network in range(60)]
+    after = np.stack([one_layer("", case, each, p, rng) for each, p in zip(X, layers, strict=True)])
+    kept = si.observe([X, after])["shortcut"].values[:, 1]
+    assert_estimate(kept.mean(), 1 - 0.6**2, kept.std() / np.sqrt(kept.size))
+
+
+def test_what_has_no_such_strength_is_not_judged():
+    data, gamma = observed(Network(), networks=20), np.full(9, 0.9)
+    assert of_shortcuts(posterior_of(data, "transformer", gamma))
+    assert not of_shortcuts(posterior_of(data.drop_vars("shortcut"), "transformer", gamma))
+    assert not of_shortcuts(posterior_of(data, "mlp", gamma))
+    assert not of_shortcuts(posterior_of(data, "transformer", gamma, model="terminal"))
+    assert not of_shortcuts(posterior_of(data.isel(network=[0, 1]), "transformer", gamma))
+    fixed = posterior_of(data, "transformer", gamma)
+    tree = fixed.tree.assign({"posterior": xr.DataTree(xr.Dataset({"tau0": (("chain", "draw"), np.ones((1, 9)))}))})
+    tree.attrs = fixed.tree.attrs | {"fixed_gamma": 0.9}
+    assert not of_shortcuts(Posterior.of(tree))[0].passed

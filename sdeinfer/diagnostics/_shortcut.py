@@ -34,6 +34,7 @@ def of_shortcuts(posterior: Posterior) -> list[Verdict]:
     by_states = math.sqrt(max(0.0, 1 - max(mean, 0.0) ** (2 / branches)))
     advice = (
         f"gamma is {by_states:.3g} by what hidden states keep of those before, and {gamma.mean():.3g} by the noise of "
-        "covariances: weights are not independent normals, as orthogonal ones, or λ² + γ² = 1 does not hold"
+        "covariances: weights are not independent normals, as orthogonal ones, states between layers are missing, or "
+        "λ² + γ² = 1 does not hold"
     )
     return [at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice)]

@@ -82,6 +82,7 @@ WAYS = {
     "hidden states × 2": Way("harmless"),
     "the first layer is missing": Way("harmless", ("noise of one layer",)),
     "layers sorted as words": Way("caught", ("successive layers",)),
+    "every second layer is missing": Way("caught", ("states between",)),
 }
 
 DEFINITE = {
@@ -327,6 +328,8 @@ def hidden_states(name: str, case: Case, rng: np.random.Generator) -> np.ndarray
             return np.delete(X, 1, axis=1)
         case "layers sorted as words":
             return X[:, sorted(range(1 + d), key=str)]
+        case "every second layer is missing":
+            return X[:, ::2]
     return X
 
 

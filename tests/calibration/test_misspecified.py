@@ -1,6 +1,6 @@
 """Networks with random shapes that are wrong in one of thirty ways: is the verdict right, and does it name the cause?
 
-The right answers and the words of right causes are in `misspecified.WAYS`. All 93 sets take half an hour.
+The right answers and the words of right causes are in `misspecified.WAYS`. All 93 sets take ten minutes.
 """
 
 import collections
@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+from calibration.judged import FAR, furthest
 from calibration.misspecified import (
     WAYS,
     Case,
@@ -41,8 +42,8 @@ def test_verdicts_on_networks_that_are_wrong_in_one_way(first_seed, kept_results
         for each in every:
             print(f"    {each['seed']}: {each.get('refused') or each['verdict']} {each.get('z')}")
     missed = [each for every in rows.values() for each in every if outcome(each)["misses"]]
-    # Where at most one transition in a hundred is in range, nothing is known of the others.
-    assert not [each for each in missed if each["in_range"]]
+    # A verdict on fewer than half of the transitions says so; what it trusts has to hold.
+    assert not [each for each in missed if each["left_out"] < 0.5 or furthest(each) > FAR]
     assert not any(outcome(each)["misses"] for each in rows["nothing"])
 
 

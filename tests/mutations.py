@@ -166,6 +166,8 @@ MUTATIONS = (
     Mutation("innovations: memory", "diagnostics/_innovations.py", "rows == columns, np.sqrt(2), 1.0)))\n    L", "rows == columns, 2.0, 1.0)))\n    L", "tests/diagnostics/test_innovations.py::test_the_memory_of_one_token_by_hand"),
     Mutation("shortcut: branches", "diagnostics/_shortcut.py", '"transformer": 2', '"transformer": 1', "tests/diagnostics/test_shortcut.py::test_the_distance_by_hand"),
     Mutation("shortcut: error of the posterior", "diagnostics/_shortcut.py", "float(expected.std())", "0.5 * float(expected.std())", "tests/diagnostics/test_shortcut.py::test_the_distance_by_hand"),
+    Mutation("shortcut: transitions fitted", "diagnostics/_shortcut.py", "[used_of(data)]", "[used_of(data) | True]", "tests/diagnostics/test_shortcut.py::test_the_transitions_that_were_fitted_are_judged"),
+    Mutation("innovations: order of tokens", "diagnostics/_innovations.py", "inverse_root @ S[follows] @ inverse_root", "S[follows]", "tests/diagnostics/test_innovations.py::test_the_memory_of_tokens_by_hand"),
     Mutation("shortcut: states before", "observation/_observer.py", "np.vecdot(X, self.before)", "np.vecdot(X, X)", "tests/observation/test_observe.py::test_the_shortcut_is_the_regression_of_a_state_on_the_one_before"),
     Mutation("innovations: memory without means", "diagnostics/_innovations.py", "score[-1] -= (", "score[-1] -= 0 * (", "tests/diagnostics/test_innovations.py::test_a_growth_of_all_layers_is_no_memory"),
     Mutation("innovations: what sums have in common", "diagnostics/_innovations.py", "sums[1] - overlap)", "sums[1])", "tests/diagnostics/test_innovations.py::test_the_memory_of_one_token_by_hand"),

@@ -25,7 +25,6 @@ from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
-from sdeinfer.covariance._factors import whiten_by
 from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.diagnostics._posterior import Posterior
@@ -45,8 +44,8 @@ DIRECTIONS = {
     "noise of variances": "the noise of a layer is not that of the architecture: check width, heads and branches",
     "noise of correlations": "the noise of a layer is not that of the architecture: check width, heads and branches",
     "noise of attention": "the noise does not grow with the differences of tokens as in this attention",
-    "memory": "successive layers deviate in the same way: they share weights, are not independent draws, or do what "
-    "the law lacks",
+    "memory": "successive layers deviate in the same way: they share weights, are not independent draws, or have a "
+    "term that the law lacks",
 }
 
 OMISSIONS = ("omitted order of the softmax", "finite width")
@@ -256,19 +255,22 @@ def weights(
 def successive(
     path: Path, here: Innovations, at: Spectrum | PatternSpectrum
 ) -> tuple[Float[np.ndarray, "transitions entries"], Float[np.ndarray, "transitions entries"]]:
-    """The innovations of each preceding layer and of each layer, as matrices in the coordinates L⁻¹ dV L⁻ᵀ.
+    """The innovations of each preceding layer and of each layer, as matrices in the coordinates V^(−½) dV V^(−½).
 
-    Their products have the variance p. Both are 0 where no layer precedes in the block.
+    These do not depend on the order of the tokens. Products have the variance p. Both are 0 where no layer precedes in
+    the block.
     """
     chosen = here.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
     rows, columns = pairs(tokens_of(here.y.shape[1]))
     y = at.colour(unvech(here.y * np.where(rows == columns, np.sqrt(2), 1.0)))
     L = at.cholesky[1:][follows]
+    values, axes = np.linalg.eigh(L @ L.mT)
+    inverse_root = axes / np.sqrt(np.maximum(values, np.finfo(float).tiny))[:, None, :] @ axes.mT
     found = np.zeros((2, len(y), L.shape[-1] ** 2))
-    for place, earlier in enumerate((y[:-1], y[1:])):
-        found[place, 1:][follows] = (whiten_by(L, earlier[follows]) / np.sqrt(2)).reshape(-1, L.shape[-1] ** 2)
-    return found[0], found[1]
+    for place, S in enumerate((y[:-1], y[1:])):
+        found[place, 1:][follows] = (inverse_root @ S[follows] @ inverse_root).reshape(-1, L.shape[-1] ** 2)
+    return found[0] / np.sqrt(2), found[1] / np.sqrt(2)
 
 
 def _at_most_one(weights: np.ndarray) -> np.ndarray:

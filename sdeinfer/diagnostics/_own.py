@@ -132,12 +132,12 @@ def _of_law(
     verdicts += of_large_misfits(misfits, kind)
     data = posterior.data
     verdicts += of_unlike_layers(sums.noise, data.sizes["token_a"], data["layer"].values)
-    verdicts += of_shortcuts(posterior)
+    by_states = of_shortcuts(posterior)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
-        return verdicts + small, notes, []
+        return [*verdicts, *by_states, *small], notes, []
     verdict, more, assumed = _of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd)
-    return [*verdicts, verdict, *small], notes + more, assumed
+    return [*verdicts, verdict, *by_states, *small], notes + more, assumed
 
 
 def _has_alternatives(posterior: Posterior) -> bool:

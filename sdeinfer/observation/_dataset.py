@@ -25,8 +25,8 @@ TOKENS = "tokens"
 """Attribute of a Dataset: its number of tokens, which tells one that was cut by other means than `take`."""
 
 SHORTCUT = "shortcut"
-"""Coordinate over networks and layers of observed hidden states: ⟨X, X′⟩/⟨X′, X′⟩ with the preceding ones X′; λ on
-average for each residual branch, and 1 at the first layer."""
+"""Coordinate over networks and layers of observed hidden states: ⟨X_ℓ, X_ℓ₋₁⟩/⟨X_ℓ₋₁, X_ℓ₋₁⟩, on average λ^k for a
+layer of k residual branches; NaN at the first layer. Data in chunks (Dask) have none."""
 
 OUTPUTS = "outputs"
 """Attribute that holds q, in a Dataset whose last covariances are sample covariances of q outputs."""
@@ -147,6 +147,8 @@ def validate_labels(data: xr.Dataset) -> xr.Dataset:
         raise InputError("covariance: no network in the data")
     if V.shape[1] < 2:
         raise InputError(f"covariance: at least 2 layers are needed to see a transition, got {V.shape[1]}")
+    if V.chunks is not None:
+        data = data.drop_vars(SHORTCUT, errors="ignore")
     _validate_layers(data)
     data = _with_width_of_each_network(data)
     truth_of(data.attrs)

@@ -29,7 +29,7 @@ def observe_equinox[Model](
     key: PRNGKeyArray,
     **settings: Any,
 ) -> xr.Dataset:
-    """Draw Equinox networks and observe them, one layer in memory at a time, with the settings of `observe.torch`."""
+    """Draw Equinox networks and observe them, two layers in memory at a time, with the settings of `observe.torch`."""
     draw, how = (lambda number: make(jr.fold_in(key, number))), (eqx.filter_jit, eqx.Module)
     return _layer_by_layer(draw, how, inputs, layers, embed, networks=networks, **settings)
 
@@ -62,7 +62,7 @@ def observe_torch(
     progress: bool = False,
     seed: int,
 ) -> xr.Dataset:
-    """Draw PyTorch networks and observe them by forward hooks, with one network and one layer in memory at a time."""
+    """Draw PyTorch networks and observe them by forward hooks, with one network and two layers in memory at a time."""
     torch = library("torch")
 
     def network(number: int, add: Callable[[Any], None]) -> None:
@@ -116,8 +116,8 @@ class Observe:
 
     Returns:
         The Dataset of `covariance_dataset`, with the attention pattern in its attributes, and the coordinate `shortcut`
-        over networks and layers: ⟨X, X′⟩/⟨X′, X′⟩ with the preceding hidden states X′, λ on average for each residual
-        branch of a shaped layer; `check` compares it with γ.
+        over networks and layers: ⟨X_ℓ, X_ℓ₋₁⟩/⟨X_ℓ₋₁, X_ℓ₋₁⟩, on average λ^k for a shaped layer of k residual branches;
+        `check` compares it with γ.
 
     Raises:
         InputError: for other shapes, layers that differ in shape, networks in the place of layers, fewer features than

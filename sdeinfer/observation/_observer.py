@@ -1,4 +1,4 @@
-"""Hidden states reduced to covariances while networks run, with one layer in memory at a time; the tokens observed."""
+"""Hidden states reduced to covariances while networks run, with two layers in memory at a time; the tokens observed."""
 
 import dataclasses
 import math
@@ -141,7 +141,8 @@ class Observer:
         self._check_finite(V, X, name)
         self.shortcuts.append(self._kept(X))
         self.covariances.append(V)
-        self.before = X.copy()  # networks may add in place to what they returned
+        self.before = None  # before the next is copied; networks may add in place to what they returned
+        self.before = X.copy()
 
     def dataset(self, *, layers: ArrayLike | None = None) -> xr.Dataset:
         """The covariances of all layers so far.
@@ -155,9 +156,9 @@ class Observer:
         return joined([self], layers=layers)
 
     def _kept(self, X: np.ndarray) -> np.ndarray:
-        """⟨X, X′⟩/⟨X′, X′⟩ of each network, with the hidden states X′ before; 1 for the first."""
+        """`SHORTCUT` of each network."""
         if self.before is None:
-            return np.ones(len(X))
+            return np.full(len(X), np.nan)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             both = np.vecdot(X, self.before).sum(axis=-1, dtype=np.float64)
             return both / (X.shape[-1] * np.trace(self.covariances[-1], axis1=-2, axis2=-1))

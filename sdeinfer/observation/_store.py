@@ -15,7 +15,7 @@ from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
 from sdeinfer._map_reduce import map_chunks
 from sdeinfer.observation._arrays import library
 from sdeinfer.observation._branches import validate_branches
-from sdeinfer.observation._dataset import validate, validate_labels, validate_tokens
+from sdeinfer.observation._dataset import SHORTCUT, validate, validate_labels, validate_tokens
 
 ZARR_FORMAT: dict[str, Any] = {"zarr_format": 2, "consolidated": False}
 """Zarr version 2 supports text, and reads a missing chunk as NaN, which is refused; version 3 would read it as zero."""
@@ -157,6 +157,7 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
         write(data, path)
         return
     with closing(opened(path, xr.open_dataset)) as stored:
+        data = _with_shortcut_as(stored, data)
         labels, (old, new) = stored["network"].values, map(_described, (stored, data))
     for what in old:
         if old[what] != new[what]:
@@ -168,6 +169,16 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     with warnings.catch_warnings():  # of metadata that xarray consolidated in version 3
         warnings.filterwarnings("ignore", "Consolidated metadata")
         _without_encoding(data).to_zarr(path, append_dim="network")
+
+
+def _with_shortcut_as(stored: xr.Dataset, data: xr.Dataset) -> xr.Dataset:
+    """The data without their shortcuts if the stored networks have none, and with unknown ones in place of none."""
+    if SHORTCUT not in stored.coords:
+        return data.drop_vars(SHORTCUT, errors="ignore")
+    if SHORTCUT in data.coords:
+        return data
+    unknown = np.full((data.sizes["network"], data.sizes.get("layer", 0)), np.nan)
+    return data.assign_coords({SHORTCUT: (("network", "layer"), unknown)})
 
 
 def _described(data: xr.Dataset) -> dict[str, Any]:

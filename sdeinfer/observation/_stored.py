@@ -17,7 +17,7 @@ from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import opened, reading
 
 AT_ONCE = 2**30
-"""Largest size, in bytes of float64, of one layer plus all covariances of the networks that are observed together."""
+"""Largest size, in bytes of float64, of two layers plus all covariances of the networks that are observed together."""
 
 
 class StoredStates(NamedTuple):
@@ -31,14 +31,14 @@ class StoredStates(NamedTuple):
 def observe_file(
     path: str | Path, *, width: int | None = None, prompts: Any = None, pattern: Pattern = EVERY_TOKEN
 ) -> Iterator[xr.Dataset]:
-    """Observe hidden states in a file, with some networks and one layer in memory at a time."""
+    """Observe hidden states in a file, with some networks and two layers in memory at a time."""
     path = readable(path)
     with ExitStack() as stack:
         with reading(path, path.suffix):
             stored = _opened(path, stack)
         *_, tokens, features = stored.shape
         observed = tokens * (stored.shape[1] if len(stored.shape) == 4 else 1)
-        each = 8 * observed * (features + len(stored.layers) * observed)
+        each = 8 * observed * (2 * features + len(stored.layers) * observed)
         at_once = max(1, AT_ONCE // each)
         for first in range(0, stored.shape[0], at_once):
             observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)

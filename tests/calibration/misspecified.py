@@ -43,14 +43,14 @@ class Way(NamedTuple):
     words: tuple[str, ...] = ()  # of which a right cause has one
 
 
-GROWTH, SHARED = ("growth",), ("share weights", "not independent")
+GROWTH, SHARED, BY_STATES = ("growth",), ("share weights", "not independent"), "gamma by hidden states"
 
 WAYS = {
     "nothing": Way("harmless"),
     # Dependent layers.
     "all layers share weights": Way("caught", SHARED),
     "pairs of layers share weights": Way("caught", SHARED),
-    "layers are rotations of the first": Way("harmless", SHARED),
+    "layers are rotations of the first": Way("harmless", (*SHARED, BY_STATES)),
     "trained until the loss is halved": Way("caught", SHARED),
     # Temperatures.
     "temperature √n_k": Way("harmless", ("temperature", "attention's drift")),
@@ -68,7 +68,7 @@ WAYS = {
     "uniform weights": Way("harmless", ("noise of",)),
     "Student t weights": Way("harmless", ("noise of",)),
     "sparse weights": Way("harmless", ("noise of",)),
-    "orthogonal weights": Way("caught", ("noise of",)),
+    "orthogonal weights": Way("caught", ("noise of", BY_STATES)),
     "W_V, W_pre or W_post × 1.05": Way("caught", GROWTH),
     "W_Q or W_K × 1.2": Way("harmless", ("attention",)),
     # Norms.
@@ -82,7 +82,7 @@ WAYS = {
     "hidden states × 2": Way("harmless"),
     "the first layer is missing": Way("harmless", ("noise of one layer",)),
     "layers sorted as words": Way("caught", ("successive layers",)),
-    "every second layer is missing": Way("caught", ("states between",)),
+    "every second layer is missing": Way("caught", (BY_STATES,)),
 }
 
 DEFINITE = {

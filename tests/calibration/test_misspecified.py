@@ -26,7 +26,8 @@ from calibration.runs import run_all
 from numpy_networks import Network
 from numpy_networks import hidden_states as plain_states
 
-SEEDS = 3
+SEEDS, MISSED = 3, 0.15
+"""Data sets of each way, and a bound on the share of misses."""
 
 
 @pytest.mark.slow
@@ -44,6 +45,7 @@ def test_verdicts_on_networks_that_are_wrong_in_one_way(first_seed, kept_results
     missed = [each for every in rows.values() for each in every if outcome(each)["misses"]]
     # A verdict on fewer than half of the transitions says so; what it trusts has to hold.
     assert not [each for each in missed if each["left_out"] < 0.5 or furthest(each) > FAR]
+    assert len(missed) <= MISSED * len(cases)
     assert not any(outcome(each)["misses"] for each in rows["nothing"])
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import scipy
 import xarray as xr
 from baselines import Baseline, sample_baseline
 from budget import assert_within
@@ -13,7 +14,9 @@ from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
 from references import assert_agrees
 
 import sdeinfer as si
+from sdeinfer.covariance._matrix import pairs
 from sdeinfer.diagnostics import innovation_tests
+from sdeinfer.diagnostics._innovations import successive
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.layers import template
@@ -150,6 +153,35 @@ def test_the_memory_of_one_token_by_hand():
     found = np.sum(before * now) - (before.sum() * now.sum() - common) / now.size
     np.testing.assert_allclose(row["effect"], found / np.sqrt(now.size * y.size), rtol=1e-5)
     np.testing.assert_allclose(row["z"], found / np.sqrt(np.square(before * now).sum()), rtol=1e-5)
+
+
+def test_the_memory_of_tokens_by_hand(key):
+    """Innovations of successive layers as matrices V^(−½) dV V^(−½), without a part for their common mean."""
+    data = si.sample_networks(TRANSFORMER, V0, width=64, depth=4, networks=5, key=key)
+    path = any_transitions(data)
+    u = TRANSFORMER.coordinates.unconstrained(TRANSFORMER.parameters())
+    (here,) = innovations(path, law_at(template(TRANSFORMER), u, widths=np.array([64.0]), law="limit"))
+    at, V = path.coordinates(here.transitions), data["covariance"].values
+    m, y = 3, np.zeros((5, 4, 3, 3))  # as changes of V
+    for k, (network, layer) in enumerate(zip(path.network, path.layer, strict=True)):
+        Z = np.zeros((m, m))
+        for value, i, j in zip(here.y[k], *pairs(m), strict=True):
+            Z[i, j] = Z[j, i] = value * (np.sqrt(2) if i == j else 1)
+        Q = at.cholesky[k] @ at.rotation[k]
+        y[network, layer] = Q @ Z @ Q.T
+    both, expected = [], 0.0
+    for network in range(5):
+        for layer in range(1, 4):
+            R = np.linalg.inv(scipy.linalg.sqrtm(V[network, layer]).real)
+            before, now = (R @ y[network, each] @ R for each in (layer - 1, layer))
+            both.append((before, now))
+            expected += np.sum(before * now) / 2
+    found = successive(path, here, at)
+    kept = np.abs(found[1]).sum(axis=1) > 0
+    for place in (0, 1):
+        by_hand = np.stack([each[place] for each in both]).reshape(-1, m * m) / np.sqrt(2)
+        np.testing.assert_allclose(found[place][kept], by_hand, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(np.sum(found[0] * found[1]), expected, rtol=1e-8)
 
 
 def test_a_growth_of_all_layers_is_no_memory(key):

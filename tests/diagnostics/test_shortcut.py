@@ -17,6 +17,7 @@ from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.likelihood._transitions import used_of, with_used
 
 V0 = np.eye(3) + 0.3
+SETTINGS = {"chains": 2, "draws": 100, "warmup": 100}
 KINDS = {
     "transformer": {"heads": 2, "output_projection": True, "expansion": 2},
     "attention": {"causal": True},
@@ -62,7 +63,7 @@ def test_a_wrong_strength_fails_and_both_are_named():
     right, wrong = (of_shortcuts(posterior_of(data, "transformer", np.full(9, gamma)))[0] for gamma in (0.5, 0.6))
     assert right.passed
     assert not wrong.passed
-    assert "and 0.6 by the noise" in wrong.advice
+    assert "and 0.6 in the fit" in wrong.advice
 
 
 def test_orthogonal_weights_leave_the_shortcut():
@@ -77,6 +78,32 @@ def test_orthogonal_weights_leave_the_shortcut():
     assert_estimate(kept.mean(), 1 - 0.6**2, kept.std() / np.sqrt(kept.size))
 
 
+def test_the_transitions_that_were_fitted_are_judged():
+    """A last state that is normalised is left out by `used`; the first layer of a part has no state before."""
+    data, gamma = observed(Network()), np.full(9, 0.5)
+    kept = data["shortcut"].values.copy()
+    kept[:, -1] = 0
+    other = data.assign_coords(shortcut=(("network", "layer"), kept))
+    used = np.arange(6) < 5
+    assert not of_shortcuts(posterior_of(other, "transformer", gamma))[0].passed
+    part = posterior_of(with_used(other, np.tile(used, (40, 1))), "transformer", gamma)
+    assert of_shortcuts(part) == of_shortcuts(posterior_of(data.isel(layer=slice(6)), "transformer", gamma))
+    kept[:, 3] = np.nan
+    parts = data.assign_coords(shortcut=(("network", "layer"), kept))
+    assert of_shortcuts(posterior_of(with_used(parts, np.tile(used, (40, 1))), "transformer", gamma))[0].passed
+
+
+def test_check_compares_hidden_states_with_the_fit(key):
+    """The networks have an output projection and the fit has none: it finds a larger γ in their noise."""
+    network = Network(gamma=0.6, architecture="attention", output_projection=True)
+    data = observed(network, networks=200, depth=10)
+    for sizes, passed in (({"output_projection": True}, True), ({}, False)):
+        post = si.fit(
+            si.models.full_path, data, architecture=template("attention", **sizes), **SETTINGS, key=key, progress=False
+        )
+        assert si.check(post).to_frame().loc["gamma by hidden states, sds", "passed"] == passed
+
+
 def test_what_has_no_such_strength_is_not_judged():
     data, gamma = observed(Network(), networks=20), np.full(9, 0.9)
     assert of_shortcuts(posterior_of(data, "transformer", gamma))
@@ -84,6 +111,8 @@ def test_what_has_no_such_strength_is_not_judged():
     assert not of_shortcuts(posterior_of(data, "mlp", gamma))
     assert not of_shortcuts(posterior_of(data, "transformer", gamma, model="terminal"))
     assert not of_shortcuts(posterior_of(data.isel(network=[0, 1]), "transformer", gamma))
+    labelled = data.drop_vars("shortcut").assign_coords(shortcut=("network", np.arange(20)))
+    assert not of_shortcuts(posterior_of(labelled, "transformer", gamma))
     fixed = posterior_of(data, "transformer", gamma)
     tree = fixed.tree.assign({"posterior": xr.DataTree(xr.Dataset({"tau0": (("chain", "draw"), np.ones((1, 9)))}))})
     tree.attrs = fixed.tree.attrs | {"fixed_gamma": 0.9}

@@ -9,7 +9,7 @@ import xarray as xr
 import sdeinfer as si
 from sdeinfer.observation import read, read_posterior, write
 from sdeinfer.observation._dataset import groups_of
-from sdeinfer.observation._store import write_parts
+from sdeinfer.observation._store import open_in_chunks, write_parts
 
 pytest.importorskip("zarr")
 
@@ -115,6 +115,19 @@ def test_only_networks_of_one_kind_are_appended(networks, tmp_path):
     xr.testing.assert_identical(read(path), networks)
     with pytest.raises(si.InputError, match="only a Dataset of networks can be appended, and only to Zarr"):
         write(networks, tmp_path / "data.nc", append=True)
+
+
+@pytest.mark.parametrize("first_has", [True, False])
+def test_networks_with_and_without_shortcuts_are_appended(networks, tmp_path, first_has):
+    """If those in the folder have none, the others lose theirs; a missing one is unknown. Data in chunks have none."""
+    kept = np.random.default_rng(0).normal(size=(24, networks.sizes["layer"]))
+    both = networks.assign_coords(shortcut=(("network", "layer"), kept))
+    halves = [slice(12), slice(12, None)]
+    for half, has in zip(halves, (first_has, not first_has), strict=True):
+        write((both if has else networks).isel(network=half), tmp_path / "data.zarr", append=True)
+    unknown = both.assign_coords(shortcut=both["shortcut"].where(both["network"] < 12))
+    xr.testing.assert_identical(read(tmp_path / "data.zarr"), unknown if first_has else networks)
+    assert "shortcut" not in open_in_chunks(tmp_path / "data.zarr").coords
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")

@@ -63,7 +63,7 @@ def test_every_type_of_file_gives_one_dataset(file, X):
 
 
 def test_networks_come_in_parts(file, X, monkeypatch):
-    monkeypatch.setattr(_stored, "AT_ONCE", 8 * 2 * 2 * (8 + 12 * 2))
+    monkeypatch.setattr(_stored, "AT_ONCE", 8 * 2 * 2 * (2 * 8 + 12 * 2))
     parts = list(observe_file(file))
     assert [part.sizes["network"] for part in parts] == [2, 2, 1]
     xr.testing.assert_allclose(xr.concat(parts, "network"), si.observe(X), rtol=1e-14)
@@ -93,7 +93,9 @@ def test_prompts_are_chosen(X, tmp_path):
     for name in ("X.npy", "X.npz"):
         for chosen, expected in ((1, si.observe(X + 1)), (None, si.observe(prompts))):
             (data,) = observe_file(tmp_path / name, prompts=chosen)
-            xr.testing.assert_allclose(data, expected, rtol=1e-12)
+            # Sums over arrays of other strides are rounded otherwise.
+            np.testing.assert_allclose(data["shortcut"], expected["shortcut"], rtol=1e-12)
+            xr.testing.assert_identical(data.drop_vars("shortcut"), expected.drop_vars("shortcut"))
         with pytest.raises(si.InputError, match="prompts: cannot choose among 2 prompts by 2"):
             list(observe_file(tmp_path / name, prompts=2))
     np.save(tmp_path / "X.npy", X)

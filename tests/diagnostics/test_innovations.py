@@ -45,9 +45,9 @@ def known(layer, data: xr.Dataset) -> xr.DataTree:
 
 
 def sample_networks_that_shrink(key) -> xr.Dataset:
-    """Each layer scales V down by a fifth of its increment's sd."""
+    """Each layer scales V down by .8 of its increment's sd."""
     data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
-    return data.assign(covariance=data["covariance"] * (1 - 0.2 * np.sqrt(0.5 / SIZES["width"])) ** data["layer"])
+    return data.assign(covariance=data["covariance"] * (1 - 0.8 * np.sqrt(0.5 / SIZES["width"])) ** data["layer"])
 
 
 def one_layer(layer, tokens: int, width: int = 64):

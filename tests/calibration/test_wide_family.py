@@ -35,7 +35,7 @@ def test_posteriors_hold_the_truth_and_verdicts_trust_them(first_seed, kept_resu
     for name, symbol in (("gamma", "γ"), ("tau0", "τ0"), ("c_gap", "c₊ − c₋")):
         ranks = stats.norm.cdf([line["z"][name] for line in fits if name in line["z"]])
         record("wide_family_coverage", {symbol: [shares_held(ranks)]})
-    assert len(fits) > 0.85 * SETS
+    assert len(fits) > 0.8 * SETS
     assert not rows["misses"]
     assert_within([furthest(line) for line in rows["trusted"]], "identified parameters of trusted fits")
     assert len(rows["false alarms"]) <= MOST_FALSE_ALARMS * len(fits)

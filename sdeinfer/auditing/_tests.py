@@ -151,7 +151,7 @@ def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
         log_ratio, error = pooled_ratio(own)
         passed = abs(log_ratio) < max(z * error, ALIKE)
         alone = [abs(math.log(row.ratio)) < max(z * row.law.error, ALIKE) for row in own]
-        # Where most tensors pass, and some do not, these are named, and not their role.
+        # If most tensors of a role pass, those that do not are named, and not the role.
         passed = passed or (not all(alone) and 2 * sum(alone) >= len(alone))
         names = tuple(row.matrix.name for row in own)
         yield Test("σ", role, passed, _says(own, log_ratio, error), "", names, math.exp(log_ratio), error)

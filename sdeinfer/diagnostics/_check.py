@@ -33,9 +33,9 @@ def check(
     - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed. A
       misfit fails if it is significant and moves a parameter by more than `MOVE` posterior standard deviations (see
       `consequences`), or if it is larger than `EFFECT`; others are notes. The false-alarm probability of each test is
-      `LEVEL`, for all directions together. The noise of each layer against that of all. γ against that
-      by the regression of hidden states on those before, if these were observed. With latent layers, each network given
-      all others (`left_out_transforms`).
+      `LEVEL`, for all directions together. The noise of each layer against that of all. γ against that by the
+      regression of hidden states on those before, if these were observed. With latent layers, each network given all
+      others (`left_out_transforms`).
     - architecture: other architectures and sizes by their evidence, see `alternatives`.
     - agrees with the theory: what the law omits, by its consequences; the range of the law; with latent layers, also
       networks after the last layer against the SDE.

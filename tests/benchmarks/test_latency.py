@@ -37,7 +37,7 @@ MOST = {
 EIGHT_SCHOOLS, PAIRS = 1.6, 5
 """Bound on the seconds of README's example over those of NumPyro's eight schools, and how often both are run."""
 
-TEXTBOOK = 6
+TEXTBOOK = 12
 """Cold effective samples a second over those of the textbook's program: at least."""
 
 

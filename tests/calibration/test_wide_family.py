@@ -1,6 +1,6 @@
 """Posteriors and verdicts on networks of others: random shapes, tokens and masks, sampled from the definitions alone.
 
-The networks share no code with the package. All 160 sets take twenty minutes on two cores; finished ones are kept
+The networks share no code with the package. All 400 sets take an hour on two cores; finished ones are kept
 in pytest's cache, and `--held-out` takes sets that no rule was chosen by.
 """
 
@@ -12,7 +12,7 @@ from calibration.study import shares_held
 from calibration.wide_family import judged
 from scipy import stats
 
-SETS = 160
+SETS = 400
 MOST_FALSE_ALARMS = 0.04
 """Of the fits that have transitions in the range of the law. Without one the verdict says so, which is no false one."""
 
@@ -35,7 +35,7 @@ def test_posteriors_hold_the_truth_and_verdicts_trust_them(first_seed, kept_resu
     for name, symbol in (("gamma", "γ"), ("tau0", "τ0"), ("c_gap", "c₊ − c₋")):
         ranks = stats.norm.cdf([line["z"][name] for line in fits if name in line["z"]])
         record("wide_family_coverage", {symbol: [shares_held(ranks)]})
-    assert len(fits) > 0.8 * SETS
+    assert len(fits) > 0.85 * SETS
     assert not rows["misses"]
     assert_within([furthest(line) for line in rows["trusted"]], "identified parameters of trusted fits")
     assert len(rows["false alarms"]) <= MOST_FALSE_ALARMS * len(fits)

@@ -1,5 +1,6 @@
 """A posterior and the mixing of its chains, by arviz-plots, and the innovations of the layers."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import xarray as xr
 from arviz_base.labels import MapLabeller
 from arviz_plots.plot_collection import PlotCollection
+from arviz_stats.sampling_diagnostics import ess
 from matplotlib.axes import Axes
 from scipy.stats import norm
 
@@ -51,6 +53,9 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
 def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot fractional ranks of each chain's draws among all draws: flat lines if the chains mix.
 
+    ArviZ tests whether the ranks are uniform as if draws were independent. They are thinned until those of one chain
+    nearly are.
+
     Arguments:
         post: the result of `fit`.
         axes: where to plot, one for each identified parameter; None for a new figure.
@@ -64,7 +69,11 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
     panels = panels_of(axes, len(names), columns=2, height=2.0)
     # arviz-plots counts chains from 0, whatever their labels.
     draws = chains[names].assign_coords(chain=np.arange(chains.sizes["chain"]))
-    _plot(arviz_plots.plot_rank, draws, panels, {"color": ["chain"], "overlay": ["chain"]})
+    for name, panel in zip(names, panels, strict=True):
+        # By the draws of each chain alone, so that chains that disagree keep theirs.
+        independent = float(ess(draws[name], sample_dims="draw", method="tail").mean())
+        thinned = draws[[name]].isel(draw=slice(None, None, math.ceil(draws.sizes["draw"] / independent)))
+        _plot(arviz_plots.plot_rank, thinned, [panel], {"color": ["chain"], "overlay": ["chain"]})
     return panels
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -68,6 +69,28 @@ def test_posterior_and_ranks_have_a_panel_a_parameter(fitted):
     truth = [line.get_xdata()[0] for line in panels[0].lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(truth, [0.6])
     assert [axes.get_title() for axes in plot_ranks(fitted)] == ["γ", "τ0", "c₊ − c₋"]
+
+
+def test_ranks_of_slow_chains_are_those_of_near_independent_draws(fitted):
+    """With an autocorrelation of 0.8, nine draws are worth an independent one; less for the tails. Chains that disagree
+    keep as many draws as others do."""
+    rng, correlation = np.random.default_rng(3), 0.8
+    draws = rng.normal(size=(4, 2000))
+    for k in range(1, draws.shape[1]):
+        draws[:, k] = correlation * draws[:, k - 1] + np.sqrt(1 - correlation**2) * draws[:, k]
+    even = _ranks_of_gamma(fitted, draws)
+    assert 4 <= draws.shape[1] / len(even.lines[0].get_xdata()) <= 12
+    apart = _ranks_of_gamma(fitted, draws + np.array([[1.0], [0.0], [0.0], [0.0]]))
+    assert len(apart.lines[0].get_xdata()) == len(even.lines[0].get_xdata())
+    assert "p=0.00" not in even.texts[0].get_text()
+    assert "p=0.00" in apart.texts[0].get_text()
+
+
+def _ranks_of_gamma(fitted, gamma):
+    posterior = fitted["posterior"].to_dataset().drop_vars(("chain", "draw"))
+    posterior = posterior.isel(chain=[0] * len(gamma), draw=[0] * gamma.shape[1])
+    posterior["gamma"] = ("chain", "draw"), gamma
+    return plot_ranks(fitted.assign(posterior=xr.DataTree(posterior)))[0]
 
 
 @pytest.mark.parametrize(

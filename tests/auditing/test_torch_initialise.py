@@ -54,12 +54,12 @@ def inputs_of(name):
 
 
 def stream(model, inputs):
-    """Covariances of the first tokens of the residual stream, before the first and after the last layer."""
+    """Covariances of the residual stream, before the first and after the last layer."""
     found = []
     layers = next(each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == LAYERS)
 
     def keep(X):
-        found.append((X[0] if isinstance(X, tuple) else X)[0, :4])
+        found.append((X[0] if isinstance(X, tuple) else X)[0])
 
     def first(module, arguments, keywords):
         keep(arguments[0] if arguments else keywords["hidden_states"])

@@ -4,7 +4,7 @@ Every data set is fitted by the law of its width, which is asserted to be calibr
 with the mode of the sufficient statistics in place of the exact one, and the limit's law, whose bias shows: the data
 tell variances to 4 % at n = 32 and to 0.3 % at n = 512, and the limit's are wrong by 5 % and 0.3 %.
 
-The data sets run in parallel processes, some hours on two cores; finished ones are kept in pytest's cache.
+The data sets run in parallel processes, an hour and a half on two cores; finished ones are kept in pytest's cache.
 """
 
 import itertools

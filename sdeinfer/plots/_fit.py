@@ -53,8 +53,7 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
 def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot fractional ranks of each chain's draws among all draws: flat lines if the chains mix.
 
-    ArviZ tests whether the ranks are uniform as if draws were independent. They are thinned until those of one chain
-    nearly are.
+    ArviZ's test of even ranks takes draws for independent, so they are thinned until those of a chain nearly are.
 
     Arguments:
         post: the result of `fit`.

@@ -1,6 +1,6 @@
 """Posteriors and verdicts on networks of others: random shapes, tokens and masks, sampled from the definitions alone.
 
-The networks share no code with the package. All 400 sets take an hour on two cores; finished ones are kept
+The networks share no code with the package. All 400 sets take a quarter of an hour on two cores; finished ones are kept
 in pytest's cache, and `--held-out` takes sets that no rule was chosen by.
 """
 

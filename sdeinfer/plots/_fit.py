@@ -69,7 +69,7 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
     # arviz-plots counts chains from 0, whatever their labels.
     draws = chains[names].assign_coords(chain=np.arange(chains.sizes["chain"]))
     for name, panel in zip(names, panels, strict=True):
-        # By the draws of each chain alone, so that chains that disagree keep theirs.
+        # The mean over chains of each chain's own ESS: chains that disagree keep their draws.
         independent = float(ess(draws[name], sample_dims="draw", method="tail").mean())
         thinned = draws[[name]].isel(draw=slice(None, None, math.ceil(draws.sizes["draw"] / independent)))
         _plot(arviz_plots.plot_rank, thinned, [panel], {"color": ["chain"], "overlay": ["chain"]})

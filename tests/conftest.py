@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import budget
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -22,12 +21,14 @@ import jaxtyping
 import numpy as np
 import pytest
 import records
+from helpers import budget, typechecking
 from long_cases import LONG_CASES
 
-jaxtyping.install_import_hook("sdeinfer", "typechecking.check")
+jaxtyping.install_import_hook("sdeinfer", f"{typechecking.__name__}.check")
+
+from helpers.internals import vech  # noqa: E402
 
 import sdeinfer as si  # noqa: E402
-from sdeinfer.covariance._matrix import vech  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)  # noqa: FBT003
 os.environ["SDEINFER_NO_CACHE"] = "1"  # commands leave the user's folder alone, and compile as on the first day

@@ -8,9 +8,9 @@ import sys
 
 import jax
 import pytest
+from helpers.internals import _cache
 
 import sdeinfer as si
-from sdeinfer import _cache
 
 SETTINGS = (
     "jax_compilation_cache_dir",

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import xarray as xr
 from conftest import WARMUP
+from helpers.internals import _fits, _progress, _stored
 from typer.testing import CliRunner
 
-from sdeinfer import _progress
-from sdeinfer.cli import _fits, app
-from sdeinfer.observation import _stored, read, read_posterior, write
+from sdeinfer.cli import app
+from sdeinfer.observation import read, read_posterior, write
 
 SMALL_NETWORKS = ["--width", "96", "--depth", "10", "--tokens", "3", "--networks", "24", "--norm", "1.2"]
 SMALL_FIT = ["--chains", "2", "--draws", "30", "--warmup", str(WARMUP)]

@@ -8,12 +8,10 @@ import sys
 import numpy as np
 import pytest
 import typer
+from helpers.internals import EXAMPLES, at_least, at_most, print_tests
 from typer.testing import CliRunner
 
 from sdeinfer.cli import app
-from sdeinfer.cli._app import EXAMPLES
-from sdeinfer.cli._fits import print_tests
-from sdeinfer.diagnostics._verdict import at_least, at_most
 
 
 def test_what_there_is_is_shown_where_no_command_is_given():

@@ -1,11 +1,9 @@
 """Where programs run: in threads as in the thread that starts them, and fits beside an accelerator."""
 
 import jax
+from helpers.internals import _assume, in_threads, placed
 
 import sdeinfer as si
-from sdeinfer._threads import in_threads
-from sdeinfer.infer import _assume
-from sdeinfer.infer._assume import placed
 
 
 def test_threads_have_the_precision_and_the_device_of_the_thread_that_starts_them():

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-import printed_outputs
 import pytest
-from budget import assert_estimate, assert_holds, assert_same_posterior, assert_within, share
+from helpers import printed_outputs
+from helpers.budget import assert_estimate, assert_holds, assert_same_posterior, assert_within, share
 from scipy import stats
 from typer.testing import CliRunner
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import xarray as xr
+from helpers.internals import InputError, _fits, staged_file, staged_folder
 from typer.testing import CliRunner
 
 import sdeinfer as si
-from sdeinfer._files import InputError, staged_file, staged_folder
-from sdeinfer.cli import _fits, app
+from sdeinfer.cli import app
 
 KILLED = """
 import os, signal, sys

@@ -180,7 +180,13 @@ def test_the_source_distribution_builds_the_same_wheel_and_holds_the_tests(built
     assert members(build(built["sdist"], tmp_path, "wheel")) == members(built["wheel"])
     with tarfile.open(built["sdist"]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {"LICENSE", "CHANGELOG.md", "models/full_path.py", "tests/conftest.py", "tests/references.py"} <= names
+    assert {
+        "LICENSE",
+        "CHANGELOG.md",
+        "models/full_path.py",
+        "tests/conftest.py",
+        "tests/helpers/references.py",
+    } <= names
     folders = {name.split("/")[0] for name in names if "/" in name}
     assert folders == {"sdeinfer", "sdeinfer.egg-info", "models", "tests"}
 

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from sdeinfer._progress import ProgressBar, done, phase, progress_line
+from helpers.internals import ProgressBar, done, phase, progress_line
 
 
 class Terminal(io.StringIO):

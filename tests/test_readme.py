@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from printed_outputs import difference, scripts
+from helpers.printed_outputs import difference, scripts
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

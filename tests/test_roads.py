@@ -9,17 +9,16 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_same_posterior, assert_within
 from conftest import WARMUP
+from helpers.budget import assert_same_posterior, assert_within
+from helpers.internals import USED, open_in_chunks
 from numpyro.infer import MCMC
 from numpyro.infer import NUTS as NumPyroNUTS
 from typer.testing import CliRunner
 
 import sdeinfer as si
 from sdeinfer.cli import app
-from sdeinfer.likelihood._transitions import USED
 from sdeinfer.observation import read_posterior, write
-from sdeinfer.observation._store import open_in_chunks
 
 FULL_PATH = si.models.full_path
 SHORT = {"chains": 2, "draws": 400, "warmup": WARMUP, "predictions": 20}

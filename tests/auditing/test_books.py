@@ -8,14 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.internals import (
+    Graph,
+    Law,
+    Node,
+    Parameter,
+    Record,
+    Row,
+    copies,
+    critical,
+    law_of,
+    pooled_ratio,
+    repeated_blocks,
+    streams_of,
+)
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
-from sdeinfer.auditing._record import Node, Parameter, Record
-from sdeinfer.auditing._stream import streams_of
-from sdeinfer.auditing._tests import Row, critical, pooled_ratio
 
 RULES = si.audit.recipes
 

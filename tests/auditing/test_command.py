@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from sdeinfer.cli import app
 
 MODEL = """
-import equinox_transformer as of_tests
+from helpers import equinox_transformer as of_tests
 
 inputs = of_tests.prompt()
 make, copied = of_tests.Transformer, of_tests.copied

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-import reported_models as own
-from torch_models import TORCH, encoder, hf, nn, torch
+from helpers import reported_models as own
+from helpers.torch_models import TORCH, encoder, hf, nn, torch
 
 import sdeinfer as si
 

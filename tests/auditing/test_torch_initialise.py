@@ -3,8 +3,8 @@
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, mean_and_error
-from torch_models import TORCH, bert, covariances, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
+from helpers.budget import assert_estimate, mean_and_error
+from helpers.torch_models import TORCH, bert, covariances, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
 
 import sdeinfer as si
 from sdeinfer import criteria as of

@@ -3,8 +3,8 @@
 import functools
 
 import pytest
-import reported_models as own
-from torch_models import TORCH, hf, torch
+from helpers import reported_models as own
+from helpers.torch_models import TORCH, hf, torch
 
 import sdeinfer as si
 

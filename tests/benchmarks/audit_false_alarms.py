@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import reported_models as own
+from helpers import reported_models as own
 
 import sdeinfer as si
 

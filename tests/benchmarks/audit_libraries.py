@@ -104,10 +104,10 @@ def of_x_transformers() -> Made:
 
 def of_jax() -> Made:
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    import equinox_transformer as of_equinox
     import jax
     import jax.numpy as jnp
     import jax.random as jr
+    from helpers import equinox_transformer as of_equinox
 
     n, layers = 64, 3
     x = np.random.default_rng(0).standard_normal((2, 8, n)).astype(np.float32)

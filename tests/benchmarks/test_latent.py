@@ -14,13 +14,12 @@ import numpyro.infer
 import pytest
 from arviz_stats.base import array_stats
 from conftest import layer_of
+from helpers.internals import Assumptions, path_statistics
 
 import sdeinfer as si
 from sdeinfer.infer import NUTS, Metropolis
 from sdeinfer.layers import template
 from sdeinfer.likelihood import any_transitions
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._reduction import path_statistics
 
 NAMES = ("gamma", "tau0", "c_gap")
 SIZES = {"chains": 2, "draws": 200, "warmup": 200}

@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 from calibration.finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from calibration.study import NODES, importance_sample, report
+from helpers.internals import NetworkKeys, Networks, in_range, observed_path, path_layout, problem_of
 
 import sdeinfer as si
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._range import in_range
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.likelihood._reduction import path_layout
-from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.models import full_path
 
 pytestmark = pytest.mark.benchmark

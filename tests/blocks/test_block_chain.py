@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, mean_and_error, share
 from conftest import random_covariance
-from references import packed
+from helpers.budget import assert_estimate, mean_and_error, share
+from helpers.internals import NetworkKeys
+from helpers.references import packed
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
 from sdeinfer.layers import OverDepth
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks import covariance_chain
 
 BRANCHES = {

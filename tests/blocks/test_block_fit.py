@@ -9,13 +9,13 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
-from budget import assert_distribution, assert_estimate, assert_holds, mean_and_error
 from conftest import WARMUP, random_covariance
+from helpers.budget import assert_distribution, assert_estimate, assert_holds, mean_and_error
+from helpers.internals import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from jaxtyping import Array
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.layers import OverDepth
 
 DEPTH, WIDTH, OTHER_WIDTH = 4, 64, 96

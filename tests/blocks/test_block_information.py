@@ -5,17 +5,28 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from budget import assert_estimate, assert_within, mean_and_error
 from conftest import random_covariance
-from references import assert_agrees
+from helpers.budget import assert_estimate, assert_within, mean_and_error
+from helpers.internals import (
+    LOG_FACTORS,
+    STEP,
+    BlockOrder,
+    Reading,
+    _at_steps,
+    _by_t,
+    _drawn_coefficients,
+    adjusted_coefficients,
+    branch_coefficients,
+    nodes_of,
+    readings,
+    scale_free,
+)
+from helpers.references import assert_agrees
 from scipy import interpolate, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, branch_coefficients, nodes_of, readings
-from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
-from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.networks import tokens_with_covariance
 
 WIDTH, PARTS, FREEDOM = 16, 24, 8.0

@@ -9,19 +9,26 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from block_references import attention_gram, mlp_gram, packed_moments
-from budget import assert_estimate, assert_mean, assert_variance, assert_within
 from conftest import random_covariance
-from references import arc_cosine_kernel, assert_agrees, linear_tensor, packed, packed_tensor
+from helpers.block_references import attention_gram, mlp_gram, packed_moments
+from helpers.budget import assert_estimate, assert_mean, assert_variance, assert_within
+from helpers.internals import (
+    LOG_FACTORS,
+    WIDEST,
+    BlockOrder,
+    NetworkKeys,
+    branch_coefficients,
+    interpolated,
+    nodes_of,
+    unvech,
+    vech,
+)
+from helpers.references import arc_cosine_kernel, assert_agrees, linear_tensor, packed, packed_tensor
 from scipy import linalg, special, stats
 
 import sdeinfer as si
 from sdeinfer import blocks
 from sdeinfer.blocks import MLP, Block, LogMatrixNormal, SelfAttention, law_of_increment, log_moments
-from sdeinfer.blocks._coefficients import LOG_FACTORS, WIDEST, branch_coefficients, interpolated, nodes_of
-from sdeinfer.blocks._order import BlockOrder
-from sdeinfer.covariance._matrix import unvech, vech
-from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.networks import tokens_with_covariance
 
 SCRAMBLINGS = 16

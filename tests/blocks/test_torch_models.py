@@ -9,13 +9,13 @@ import math
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_within
+from helpers.budget import assert_within
+from helpers.internals import LOG_FACTORS
+from helpers.torch_models import TORCH, hf, torch
 from scipy import stats
-from torch_models import TORCH, hf, torch
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.blocks._coefficients import LOG_FACTORS
 from sdeinfer.diagnostics import Check
 
 pytestmark = TORCH

@@ -9,13 +9,11 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
+from helpers.internals import LOG_FACTORS, BlockOrder, adjusted_coefficients, branch_coefficients, interpolated
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.blocks._coefficients import LOG_FACTORS, branch_coefficients, interpolated
-from sdeinfer.blocks._information import adjusted_coefficients
-from sdeinfer.blocks._order import BlockOrder
 
 FINE = 1001
 """Points of the grid of log factors."""

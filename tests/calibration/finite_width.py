@@ -7,12 +7,10 @@ import jax.random as jr
 import numpy as np
 from calibration.study import PARETO_K, draw_parameters, posterior, statistics
 from conftest import layer_of
+from helpers.internals import Assumptions, in_range, problem_of
 
 import sdeinfer as si
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._range import in_range
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.models import full_path
 
 KEY = 20230630

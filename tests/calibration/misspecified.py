@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from calibration.judged import FAR, fit_and_check, furthest
-from numpy_networks import Network, tokens_of
+from helpers.numpy_networks import Network, tokens_of
 
 import sdeinfer as si
 from sdeinfer.layers import template

@@ -15,18 +15,22 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_stats.base import array_stats
-from budget import SHARE, share
+from helpers.budget import SHARE, share
+from helpers.internals import (
+    Assumptions,
+    Networks,
+    PathStatistics,
+    observed_path,
+    path_layout,
+    path_statistics,
+    posterior_mode,
+    potential,
+)
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats
 
 from sdeinfer.infer import NUTS
-from sdeinfer.infer._mode import posterior_mode, potential
-from sdeinfer.infer._networks import Networks
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._reduction import path_layout, path_statistics
-from sdeinfer.likelihood._statistics import PathStatistics
-from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.models import full_path
 
 NODES = 48

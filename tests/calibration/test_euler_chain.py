@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, posterior, ranks_of_sets, statistics
 from conftest import layer_of
-from sigma import sigma_of
+from helpers.internals import ARCHITECTURES, Assumptions
+from helpers.sigma import sigma_of
 
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import ARCHITECTURES
-from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.observation import covariance_dataset
 
 DATA_SETS = 256

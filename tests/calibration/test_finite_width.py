@@ -13,7 +13,6 @@ import jax.random as jr
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
-from budget import assert_estimate
 from calibration.finite_width import ASSUMED, CASES, IDENTIFIED, LAWS, NOT_MOVED, SIZES, data_set, ranks_of
 from calibration.runs import run_all
 from calibration.study import (
@@ -24,6 +23,7 @@ from calibration.study import (
     shares_held,
     statistics,
 )
+from helpers.budget import assert_estimate
 
 DATA_SETS, MORE = {512: 300}, 40
 """Data sets by width, 200 where none are named; more at n = 512, where 200 once left a doubt about γ."""

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers.internals import Assumptions, draw_latent, log_prior, log_weights
 
 import sdeinfer as si
-from sdeinfer.infer._metropolis import draw_latent, log_prior, log_weights
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
 
 NETWORKS, WIDTH, DEPTH, TOKENS, OUTPUTS = 256, 256, 64, 3, 64
 TRUTH = {"gamma": 0.5, "tau0": 1.0, "c_plus": 2.0, "c_minus": -2.0}

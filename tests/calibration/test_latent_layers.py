@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, ranks_of_sets
 from conftest import layer_of
+from helpers.internals import Assumptions, LayerLaw, in_range, layer_step, power_of, problem_of, singular, unvech
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import singular, unvech
 from sdeinfer.infer import Metropolis
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._range import in_range
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 from sdeinfer.models import thinned_path
 from sdeinfer.observation import covariance_dataset
 

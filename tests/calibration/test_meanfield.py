@@ -5,13 +5,13 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from budget import share
 from calibration.study import assert_calibrated, shares_held
+from helpers.budget import share
+from helpers.internals import LEVEL
 from numpyro import handlers
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.infer import NUTS
 from sdeinfer.meanfield import one_step, random_tokens, tokens_dataset
 

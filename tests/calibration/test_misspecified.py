@@ -23,8 +23,8 @@ from calibration.misspecified import (
     truth_of,
 )
 from calibration.runs import run_all
-from numpy_networks import Network
-from numpy_networks import hidden_states as plain_states
+from helpers.numpy_networks import Network
+from helpers.numpy_networks import hidden_states as plain_states
 
 SEEDS, MISSED = 3, 0.15
 """Data sets of each way, and a bound on the share of misses."""

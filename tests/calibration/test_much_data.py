@@ -2,14 +2,12 @@
 
 import jax.random as jr
 import pytest
-from budget import assert_within
 from calibration.study import posterior, statistics
+from helpers.budget import assert_within
+from helpers.internals import Assumptions, in_range, problem_of
 
 import sdeinfer as si
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._range import in_range
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.models import full_path
 
 TRUTH = {"gamma": 0.6, "tau0": 0.5, "c_plus": 0.3, "c_minus": -1.5}

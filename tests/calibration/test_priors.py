@@ -11,8 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from calibration.finite_width import TRANSFORMER, data_set
 from calibration.study import assert_calibrated, posterior, ranks_of_sets, statistics
-
-from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
+from helpers.internals import Assumptions, checked_priors
 
 WIDTH, DATA_SETS = 64, 200
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from budget import SHARE
 from calibration.study import p_values, power
+from helpers.budget import SHARE
 from scipy import stats
 
 

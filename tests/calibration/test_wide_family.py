@@ -5,11 +5,11 @@ in pytest's cache, and `--held-out` takes sets that no rule was chosen by.
 """
 
 import pytest
-from budget import assert_within
 from calibration.judged import furthest, is_false_alarm, is_miss
 from calibration.runs import run_all
 from calibration.study import shares_held
 from calibration.wide_family import judged
+from helpers.budget import assert_within
 from scipy import stats
 
 SETS = 400

@@ -5,7 +5,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
-from numpy_networks import states_of
+from helpers.numpy_networks import states_of
 
 import sdeinfer as si
 from sdeinfer.layers import template

@@ -6,11 +6,11 @@ import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
 from conftest import layer_of
-from numpy_networks import Network, covariances
+from helpers.internals import sizes_in_words
+from helpers.numpy_networks import Network, covariances
 
 import sdeinfer as si
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import sizes_in_words
 
 SEEDS = {"in range": 150, "at the edge": 100, "wrong sizes": 8, "planted": 8}
 """Number of data sets of each group; of each case for wrong sizes and planted failures."""

@@ -6,7 +6,7 @@ import math
 import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
-from numpy_networks import Network, hidden_states, tokens_of
+from helpers.numpy_networks import Network, hidden_states, tokens_of
 
 import sdeinfer as si
 from sdeinfer.layers import template

@@ -10,15 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from sdeinfer.covariance._batched import (
-    UNROLLED,
-    cholesky,
-    is_positive_definite,
-    matmul,
-    semidefinite_cholesky,
-    transpose,
-)
+from helpers.internals import UNROLLED, cholesky, is_positive_definite, matmul, semidefinite_cholesky, transpose
 
 TOGETHER = 25
 SIZES = [*((m, np.float64) for m in (1, 3, UNROLLED, UNROLLED + 1)), (3, np.float32), (UNROLLED + 1, np.float32)]

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 from conftest import CAUSAL, LAYERS, masked_layer_of, matrix_of, random_covariance
-from references import assert_agrees, packed
-from sigma import Sigma
+from helpers import references
+from helpers.internals import attention_noise, factor
+from helpers.references import assert_agrees, packed
+from helpers.sigma import Sigma
 
 import sdeinfer as si
 from sdeinfer.covariance import coordinates
-from sdeinfer.covariance._matrix import factor
-from sdeinfer.terms._attention_noise import attention_noise
 
 MASKED = [*CAUSAL, "causal prompts", "mask"]
 TRANSFORMER = LAYERS["transformer"]()

@@ -7,9 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from sdeinfer.covariance._batched import matmul, transpose
-from sdeinfer.covariance._eigen import SWEEPS, eigh
+from helpers.internals import SWEEPS, eigh, matmul, transpose
 
 SIZES = [1, 2, 3, 4, max(SWEEPS), max(SWEEPS) + 1]
 TOKENS = pytest.mark.parametrize("tokens", SIZES)

@@ -2,10 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import assert_agrees, packed
+from helpers.internals import centre, covariance_fault, factor, safe_sqrt, unvech, validate_covariance, vech
+from helpers.references import assert_agrees, packed
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import centre, covariance_fault, factor, safe_sqrt, unvech, validate_covariance, vech
 
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import references
 from conftest import PATTERNS, random_covariance
+from helpers import references
+from helpers.internals import attended_mean, centring, pattern_spectrum
 
 from sdeinfer.covariance import Pattern, coordinates
-from sdeinfer.covariance._pattern import centring
-from sdeinfer.covariance._pattern_noise import attended_mean, pattern_spectrum
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from sdeinfer.covariance._batched import UNROLLED, product, total
+from helpers.internals import UNROLLED, product, total
 
 ROWS, INNER, COLUMNS = 2, 3, 4
 BATCHES = pytest.mark.parametrize(

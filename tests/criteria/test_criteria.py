@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
+from helpers.budget import assert_estimate
 from scipy import stats
 
 import sdeinfer as si

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
 from conftest import CAUSAL, LAYERS, masked_layer_of, random_covariance
-from references import assert_agrees
+from helpers.budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from helpers.references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si

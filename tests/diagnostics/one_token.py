@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import xarray as xr
+from helpers.internals import used_of, with_used
 
 import sdeinfer as si
-from sdeinfer.likelihood._transitions import used_of, with_used
 
 GAMMA, WIDTH = 0.4, 64
 

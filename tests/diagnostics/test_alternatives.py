@@ -7,20 +7,25 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from budget import assert_within
 from conftest import layer_of
+from helpers.budget import assert_within
+from helpers.internals import (
+    EVIDENCE,
+    PRIOR_SD,
+    _minimum,
+    attributes_of_layer,
+    call_of,
+    different_sizes,
+    log_ratios,
+    neighbours,
+    path_statistics,
+)
 from scipy.special import logsumexp
 
 import sdeinfer as si
 from sdeinfer.diagnostics import alternatives
-from sdeinfer.diagnostics._alternatives import _minimum, log_ratios, neighbours
-from sdeinfer.diagnostics._own import different_sizes
-from sdeinfer.diagnostics._posterior import PRIOR_SD
-from sdeinfer.diagnostics._thresholds import EVIDENCE
 from sdeinfer.layers import AbstractLayer, kind_in_words, template
-from sdeinfer.layers._templates import attributes_of_layer, call_of
 from sdeinfer.likelihood import any_transitions
-from sdeinfer.likelihood._reduction import path_statistics
 
 TRUTH = {"gamma": 0.6, "tau0": 0.8}
 ONE, FOUR = (template("attention", heads=heads) for heads in (1, 4))

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import xarray as xr
 from arviz_stats.base.array import array_stats
+from helpers.internals import last_layer, summary
 from matplotlib import pyplot
 
 import sdeinfer as si
 from sdeinfer.diagnostics import at_last_layer
-from sdeinfer.diagnostics._predictive import last_layer
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures
-from sdeinfer.report._fit import summary
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning", "ignore::FutureWarning")
 

@@ -4,17 +4,21 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import xarray as xr
-from budget import assert_mean, assert_within
+from helpers.budget import assert_mean, assert_within
+from helpers.internals import (
+    EXCLUDED,
+    IN_RANGE,
+    QUESTIONS,
+    Posterior,
+    at_least,
+    excluded_layers,
+    logit_scale,
+    with_used,
+)
 
 import sdeinfer as si
 from sdeinfer.diagnostics import Check, known_truth, summarise
-from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.diagnostics._range import excluded_layers
-from sdeinfer.diagnostics._thresholds import EXCLUDED
-from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least
-from sdeinfer.infer._measures import logit_scale
 from sdeinfer.layers import template
-from sdeinfer.likelihood._transitions import with_used
 
 
 def test_a_good_fit_passes(checked):

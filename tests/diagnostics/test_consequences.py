@@ -9,22 +9,32 @@ import numpy as np
 import pytest
 import xarray as xr
 from diagnostics.one_token import GAMMA, by_hand, one_token
+from helpers.internals import (
+    DIRECTIONS,
+    Assumptions,
+    Networks,
+    Posterior,
+    attributes_of_layer,
+    groups_of_data,
+    laws_of,
+    layer_at,
+    observed_path,
+    of_conflict,
+    pairs,
+    path_layout,
+    path_statistics,
+    posterior_mode,
+    sums_of,
+    unvech,
+    used_of,
+    weights,
+    with_used,
+)
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics import consequences
-from sdeinfer.diagnostics._consequences import of_conflict
-from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, sums_of, weights
-from sdeinfer.diagnostics._posterior import Posterior
 from sdeinfer.infer import innovations
-from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.infer._mode import layer_at, posterior_mode
-from sdeinfer.infer._networks import Networks
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import attributes_of_layer
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._reduction import path_layout, path_statistics
-from sdeinfer.likelihood._transitions import observed_path, used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 TRANSFORMER = template("transformer")

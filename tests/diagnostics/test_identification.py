@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from budget import assert_estimate
 from diagnostics.one_token import by_hand, one_token
+from helpers.budget import assert_estimate
 
 from sdeinfer.diagnostics import identification
 

@@ -4,25 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 import scipy
 import xarray as xr
 from baselines import Baseline, sample_baseline
-from budget import assert_within
 from conftest import LAYERS
 from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
-from references import assert_agrees
+from helpers import references
+from helpers.budget import assert_within
+from helpers.internals import attributes_of_layer, groups_of_data, pairs, successive, used_of, with_used
+from helpers.references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import pairs
 from sdeinfer.diagnostics import innovation_tests
-from sdeinfer.diagnostics._innovations import successive
 from sdeinfer.infer import innovations, law_at
-from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import attributes_of_layer
 from sdeinfer.likelihood import any_transitions
-from sdeinfer.likelihood._transitions import used_of, with_used
 from sdeinfer.observation import covariance_dataset
 
 V0 = si.equicorrelated(tokens=3, correlation=0.2, norm=1.2)

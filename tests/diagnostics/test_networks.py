@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from numpy_networks import states_of
+from helpers.numpy_networks import states_of
 
 import sdeinfer as si
 

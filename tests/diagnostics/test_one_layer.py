@@ -3,11 +3,9 @@
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers.internals import FEWEST_OF_A_LAYER, IN_RANGE, Check, at_least, at_most, of_unlike_layers
 
 import sdeinfer as si
-from sdeinfer.diagnostics._one_layer import of_unlike_layers
-from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER
-from sdeinfer.diagnostics._verdict import IN_RANGE, Check, at_least, at_most
 
 TOKENS = 3
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import xarray as xr
-from budget import share
+from helpers.budget import share
+from helpers.internals import of_predictions
 from matplotlib import pyplot
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer.diagnostics import distance_from_theory, left_out_transforms
-from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.report import figures
 
 DRAWS, NETWORKS, TOKENS, WIDTH = 60, 200, 3, 24

@@ -1,20 +1,16 @@
 """γ by what hidden states keep of those before, on networks whose weights are independent normals and on others."""
 
 import numpy as np
-import numpy_networks
 import pytest
 import xarray as xr
-from budget import assert_estimate
 from calibration.misspecified import Case, one_layer, orthogonal
-from numpy_networks import Network
+from helpers import numpy_networks
+from helpers.budget import assert_estimate
+from helpers.internals import Posterior, attributes_of_layer, groups_of_data, of_shortcuts, used_of, with_used
+from helpers.numpy_networks import Network
 
 import sdeinfer as si
-from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.diagnostics._shortcut import of_shortcuts
-from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import attributes_of_layer
-from sdeinfer.likelihood._transitions import used_of, with_used
 
 V0 = np.eye(3) + 0.3
 SETTINGS = {"chains": 2, "draws": 100, "warmup": 100}

@@ -7,22 +7,29 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_estimate, mean_and_error
+from helpers import references
+from helpers.budget import assert_estimate, mean_and_error
+from helpers.internals import (
+    ATTENTION_NEXT,
+    Assumptions,
+    FullPath,
+    LawAt,
+    Networks,
+    Path,
+    _dispersion,
+    _matrix,
+    _scatter,
+    curvature_of_priors,
+    in_range,
+    observed_path,
+    posterior_mode,
+    problem_of,
+    sandwich,
+)
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._innovations import LawAt
-from sdeinfer.infer._mode import curvature_of_priors, posterior_mode
-from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._range import in_range
-from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.layers import template
-from sdeinfer.layers._finite_width import ATTENTION_NEXT
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._full_path import FullPath
-from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.networks import sample_layer
 
 TRUTH = {"gamma": 0.9, "tau0": 0.8, "c_plus": 1.0, "c_minus": -3.0}

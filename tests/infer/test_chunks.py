@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import xarray as xr
 from conftest import WARMUP
+from helpers.internals import map_chunks, open_in_chunks, reduce_chunks
 
 import sdeinfer as si
-from sdeinfer._map_reduce import map_chunks, reduce_chunks
 from sdeinfer.observation import write
-from sdeinfer.observation._store import open_in_chunks
 
 FULL_PATH = si.models.full_path
 SETTINGS = {"chains": 2, "draws": 60, "warmup": WARMUP, "predictions": 20}

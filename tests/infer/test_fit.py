@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 import xarray as xr
 from conftest import WARMUP, layer_of
+from helpers.internals import USED, Assumptions, attributes_of_layer, problem_of
 from likelihood.paths import log_prob
 
 import sdeinfer as si
 from sdeinfer.infer import predict
-from sdeinfer.infer._assume import problem_of
 from sdeinfer.layers import template
-from sdeinfer.layers._templates import attributes_of_layer
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._transitions import USED
 
 FULL_PATH = si.models.full_path
 

@@ -8,21 +8,16 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_distribution, assert_mean, assert_within
+from helpers.budget import assert_distribution, assert_mean, assert_within
+from helpers.internals import Assumptions, groups_of, log_likelihoods, observed_path, path_layout, problem_of
 from numpyro.infer import Predictive
 from scipy.special import logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
 
 import sdeinfer as si
 from sdeinfer.infer import predict
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._densities import log_likelihoods
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._reduction import path_layout
-from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.observation import read_posterior
-from sdeinfer.observation._dataset import groups_of
 
 MODEL = si.models.hierarchical
 

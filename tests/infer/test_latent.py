@@ -5,19 +5,23 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_same_posterior
+from helpers.budget import assert_same_posterior
+from helpers.internals import (
+    Assumptions,
+    in_range,
+    latent_mode,
+    latent_time,
+    logit_scale,
+    outputs_of,
+    problem_of,
+    spread_growth,
+    used_of,
+)
 from numpyro.infer import MCMC, NUTS
 
 import sdeinfer as si
 from sdeinfer.infer import Metropolis, predict
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._measures import logit_scale
-from sdeinfer.infer._metropolis import latent_mode
-from sdeinfer.infer._range import in_range, latent_time, spread_growth
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._transitions import used_of
-from sdeinfer.observation._dataset import outputs_of
 
 FEEDFORWARD, KEY = template("feedforward"), jr.key(0)
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}

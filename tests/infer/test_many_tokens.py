@@ -3,12 +3,10 @@
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_within
+from helpers.budget import assert_within
+from helpers.internals import _terms, _transitions, layer_at, observed_path, posterior_mode
 
 import sdeinfer as si
-from sdeinfer.infer._mode import layer_at, posterior_mode
-from sdeinfer.likelihood import _terms, _transitions
-from sdeinfer.likelihood._transitions import observed_path
 
 TRUTH = {"gamma": 0.5, "tau0": 0.4, "c_plus": 1.5, "c_minus": -2.0}
 

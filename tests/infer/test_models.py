@@ -10,20 +10,24 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from budget import assert_estimate, assert_same_distribution, mean_and_error
+from helpers.budget import assert_estimate, assert_same_distribution, mean_and_error
+from helpers.internals import (
+    Assumptions,
+    architecture_of,
+    as_model,
+    layer_at,
+    observed_path,
+    path_statistics,
+    posterior_mode,
+    potential_and_slope,
+)
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.inspect import render_model
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
-from sdeinfer.infer._assume import architecture_of
-from sdeinfer.infer._mode import layer_at, posterior_mode, potential_and_slope
 from sdeinfer.likelihood import CovariancePath
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._model import as_model
-from sdeinfer.likelihood._reduction import path_statistics
-from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.models import full_path
 
 FEEDFORWARD = si.layers.template("feedforward")

@@ -6,15 +6,12 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from helpers.internals import Assumptions, Mode, blank_statistics, checked_priors, latent_structure, layer_at
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
 import sdeinfer as si
-from sdeinfer.infer._densities import latent_structure
-from sdeinfer.infer._mode import Mode, layer_at
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
-from sdeinfer.likelihood._statistics import blank_statistics
 from sdeinfer.models import full_path
 
 TRANSFORMER = si.layers.template("transformer")

@@ -11,7 +11,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from arviz_stats.base import array_stats
-from budget import assert_estimate
+from helpers.budget import assert_estimate
+from helpers.internals import identified_of
 from matplotlib import pyplot
 from numpyro import handlers
 from numpyro.distributions.transforms import OrderedTransform, StickBreakingTransform
@@ -20,7 +21,6 @@ from numpyro.infer.reparam import ExplicitReparam
 from numpyro.infer.util import log_density
 
 import sdeinfer as si
-from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.likelihood import CovariancePath
 from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary

@@ -5,19 +5,30 @@ import math
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_estimate
 from conftest import random_covariance
+from helpers import references
+from helpers.budget import assert_estimate
+from helpers.internals import (
+    LARGEST_LOGIT,
+    USED,
+    Assumptions,
+    Coldest,
+    LayerAt,
+    Range,
+    attention_growth,
+    in_range,
+    logit_scale,
+    logit_spread,
+    mean_spread,
+    problem_of,
+    range_to_fit,
+    rounding,
+    transitions_allowed,
+    used_of,
+)
 
 import sdeinfer as si
-from sdeinfer.infer._assume import problem_of
-from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
-from sdeinfer.infer._mode import LayerAt
-from sdeinfer.infer._range import Coldest, Range, in_range, range_to_fit, transitions_allowed
-from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import template
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._transitions import USED, used_of
 from sdeinfer.observation import covariance_dataset
 
 FULL_PATH = si.models.full_path

@@ -13,19 +13,16 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_estimate, assert_within
 from conftest import LAYERS
-from moment_references import along, layer_moments
-from references import assert_agrees
+from helpers import references
+from helpers.budget import assert_estimate, assert_within
+from helpers.internals import NetworkKeys, PatternSpectrum, _initial_blocks, drift_terms, variance_terms
+from helpers.moment_references import along, layer_moments
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.covariance import coordinates
-from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.layers import FiniteWidth, Limit
-from sdeinfer.layers._finite_width import drift_terms, variance_terms
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.networks._chain import _initial_blocks
 
 CASES = {
     "attention": si.ShapedAttention(0.7, 0.8),

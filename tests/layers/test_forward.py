@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from references import assert_agrees
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 

@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 from conftest import PATTERNS, random_covariance
-from references import assert_agrees
+from helpers import references
+from helpers.internals import ARCHITECTURES, attention_drift, attention_drift_vectors, centred_norms, is_named
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.layers import Limit, template
-from sdeinfer.layers._templates import ARCHITECTURES, is_named
-from sdeinfer.terms._attention import attention_drift, attention_drift_vectors, centred_norms
 
 G, T, P, M = 0.6, 0.7, 0.4, -1.1  # γ, τ0, c₊, c₋
 

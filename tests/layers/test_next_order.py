@@ -12,15 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import random_covariance
-from pattern_references import all_absolute, degree_five
-from references import assert_agrees
+from helpers.internals import (
+    VARIANCE_FEATURES,
+    Frame,
+    absolute_squares,
+    angles,
+    drift_terms,
+    frame,
+    relu_drift,
+    relu_drift_along,
+    spectrum,
+    unvech,
+    variance_terms,
+)
+from helpers.pattern_references import all_absolute, degree_five
+from helpers.references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance._diffusion import spectrum
-from sdeinfer.covariance._matrix import unvech
-from sdeinfer.layers._finite_width import VARIANCE_FEATURES, drift_terms, variance_terms
-from sdeinfer.layers._next_order import Frame, absolute_squares, angles, frame, relu_drift_along
-from sdeinfer.terms._relu import relu_drift
 
 FEW = pytest.mark.parametrize("tokens", [1, 2, 4])
 B1, B2, B2_ALONG_B1, B1_NEXT = range(4)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers.internals import check_parameters
 
 import sdeinfer as si
-from sdeinfer.layers._base import check_parameters
 
 GOOD: dict[str, Any] = {"gamma": 0.5, "tau0": 1.0, "c_plus": 0.0, "c_minus": -1.0}
 

@@ -6,32 +6,36 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import pattern_references
 import pytest
-import references
-from budget import assert_estimate, assert_mean, mean_and_error
 from conftest import random_covariance
-from moment_references import along, crossed, repeated
-from pattern_references import covariance
-from references import assert_agrees
+from helpers import pattern_references, references
+from helpers.budget import assert_estimate, assert_mean, mean_and_error
+from helpers.internals import (
+    EVERY_TOKEN,
+    LARGEST_ERROR,
+    VARIANCE_FEATURES,
+    attention_drift,
+    attention_drift_next,
+    attention_noise_next,
+    attention_noise_tensor,
+    frame,
+    pattern_drift_next,
+    pattern_features,
+    relu_drift,
+    relu_drift_along,
+    relu_drift_curvature,
+    relu_noise,
+    spectrum,
+    unvech,
+    vech,
+)
+from helpers.moment_references import along, crossed, repeated
+from helpers.pattern_references import covariance
+from helpers.references import assert_agrees
 from scipy.special import ndtri
 from scipy.stats import qmc
 
 from sdeinfer.covariance import CAUSAL, Pattern
-from sdeinfer.covariance._diffusion import spectrum
-from sdeinfer.covariance._matrix import unvech, vech
-from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.layers._absolute_moments import LARGEST_ERROR
-from sdeinfer.layers._finite_width import VARIANCE_FEATURES
-from sdeinfer.layers._next_order import attention_drift_next, attention_noise_next, frame, relu_drift_along, relu_noise
-from sdeinfer.layers._pattern_order import (
-    attention_noise_tensor,
-    pattern_drift_next,
-    pattern_features,
-    relu_drift_curvature,
-)
-from sdeinfer.terms._attention import attention_drift
-from sdeinfer.terms._relu import relu_drift
 
 PATTERNS = {
     "no mask": (EVERY_TOKEN, 4),

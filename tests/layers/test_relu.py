@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_mean
 from conftest import random_covariance
-from references import assert_agrees
+from helpers.budget import assert_mean
+from helpers.internals import relu_alignment, relu_drift
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.layers import shaped_relu
-from sdeinfer.terms._relu import relu_alignment, relu_drift
 
 compiled_jacobian = jax.jit(jax.jacobian(relu_drift))
 

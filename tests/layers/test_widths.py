@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_estimate, assert_mean, mean_and_error
-from references import packed
+from helpers import references
+from helpers.budget import assert_estimate, assert_mean, mean_and_error
+from helpers.internals import vech
+from helpers.references import packed
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import vech
 from sdeinfer.networks import tokens_with_covariance
 
 NEVER = 1e12  # a temperature at which the softmax is flat

@@ -6,22 +6,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import references
-from moment_references import dense_log_density
+from helpers import references
+from helpers.internals import (
+    EVERY_TOKEN,
+    AbstractPath,
+    FullPath,
+    Path,
+    PathStatistics,
+    Spectrum,
+    Terms,
+    observed_path,
+    path_statistics,
+)
+from helpers.moment_references import dense_log_density
+from helpers.references import wishart_path
 from numpy.typing import ArrayLike
-from references import wishart_path
 
 from sdeinfer.covariance import Pattern, coordinates
-from sdeinfer.covariance._diffusion import Spectrum
-from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import Limit
 from sdeinfer.likelihood import with_pattern
-from sdeinfer.likelihood._full_path import FullPath
-from sdeinfer.likelihood._path import AbstractPath
-from sdeinfer.likelihood._reduction import path_statistics
-from sdeinfer.likelihood._statistics import PathStatistics
-from sdeinfer.likelihood._terms import Terms
-from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import layer_of
+from helpers.internals import Adjustment
 from numpyro.distributions import biject_to, constraints
 
 from sdeinfer.layers import template
-from sdeinfer.likelihood._path import Adjustment
 
 PARAMETERS = {"gamma": 0.3, "tau0": 2.0, "c_plus": 1.0, "c_minus": -3.0}
 ARCHITECTURES = ("transformer", "attention", "feedforward", "mlp")

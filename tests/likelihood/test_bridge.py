@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
 from conftest import LAYERS, random_covariance
-from references import assert_agrees
+from helpers.budget import assert_estimate
+from helpers.internals import LayerLaw, Span, bridge, layer_step, unvech, vech
+from helpers.references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import unvech, vech
-from sdeinfer.likelihood._bridge import Span, bridge
-from sdeinfer.likelihood._layer_step import LayerLaw, layer_step
 
 WIDTH = 48
 POWER = 4

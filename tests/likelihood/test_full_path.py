@@ -5,6 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 from conftest import LAYERS
+from helpers.internals import FullPath, densities_at, no_adjustment
+from helpers.references import wishart_path
 from likelihood.paths import (
     LAWS,
     WIDTH,
@@ -15,11 +17,8 @@ from likelihood.paths import (
     log_prob_of_law,
     statistics_of,
 )
-from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood._full_path import FullPath, densities_at
-from sdeinfer.likelihood._path import no_adjustment
 
 
 def test_log_likelihood_is_the_dense_normal(layer, V):

@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_mean, assert_variance
 from conftest import LAYERS, random_covariance
-from references import assert_agrees
+from helpers import references
+from helpers.budget import assert_mean, assert_variance
+from helpers.internals import LayerLaw, layer_step, power_of, unvech
+from helpers.references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import unvech
-from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 
 WIDTH = 64
 DRAWS = 100_000

@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 from conftest import CAUSAL
+from helpers.internals import FullPath, path_layout, path_statistics, require_complete
+from helpers.references import wishart_path
 from likelihood.paths import (
     WIDTH,
     assert_dense_normals,
@@ -13,12 +15,8 @@ from likelihood.paths import (
     path_of,
     statistics_of,
 )
-from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.infer._assume import require_complete
-from sdeinfer.likelihood._full_path import FullPath
-from sdeinfer.likelihood._reduction import path_layout, path_statistics
 from sdeinfer.observation import covariance_dataset
 
 

@@ -6,18 +6,22 @@ import jax.random as jr
 import numpy as np
 import pytest
 from conftest import LAYERS, PATTERNS, masked_layer_of
+from helpers.internals import (
+    EVERY_TOKEN,
+    USED,
+    Transitions,
+    log_likelihoods,
+    observed_path,
+    of_limits,
+    path_statistics,
+    potential_and_slope,
+    transitions_of,
+)
+from helpers.references import wishart_path
 from likelihood.paths import LAWS, assert_dense_normals, dense_log_likelihood, law_of, log_prob
-from references import wishart_path
 
 import sdeinfer as si
-from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.infer._densities import log_likelihoods
-from sdeinfer.infer._mode import potential_and_slope
 from sdeinfer.likelihood import CovariancePath, with_pattern
-from sdeinfer.likelihood._path import Transitions, transitions_of
-from sdeinfer.likelihood._reduction import path_statistics
-from sdeinfer.likelihood._terms import of_limits
-from sdeinfer.likelihood._transitions import USED, observed_path
 from sdeinfer.observation import covariance_dataset
 
 WIDTHS = [30, 50, 30]

@@ -7,8 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 from conftest import LAYERS, layer_of
+from helpers import references
+from helpers.internals import (
+    USED,
+    FullPath,
+    NetworkKeys,
+    PathStatistics,
+    Terms,
+    observed_path,
+    path_layout,
+    path_statistics,
+)
 from likelihood.paths import (
     LAWS,
     all_terms,
@@ -22,12 +32,6 @@ from likelihood.paths import (
 
 import sdeinfer as si
 from sdeinfer.layers import AbstractLayer, template
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.likelihood._full_path import FullPath
-from sdeinfer.likelihood._reduction import path_layout, path_statistics
-from sdeinfer.likelihood._statistics import PathStatistics
-from sdeinfer.likelihood._terms import Terms
-from sdeinfer.likelihood._transitions import USED, observed_path
 from sdeinfer.networks import covariance_chain
 from sdeinfer.observation import covariance_dataset
 

@@ -1,12 +1,11 @@
 import jax
 import numpy as np
 import pytest
+from helpers.internals import USED, Path, Terms, observed_path, used_of
+from helpers.references import assert_agrees, wishart_path
 from likelihood.paths import dense_log_likelihood
-from references import assert_agrees, wishart_path
 
 import sdeinfer as si
-from sdeinfer.likelihood._terms import Terms
-from sdeinfer.likelihood._transitions import USED, Path, observed_path, used_of
 from sdeinfer.observation import covariance_dataset
 
 WIDTH = 40

@@ -4,7 +4,7 @@ import jax
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, assert_mean, assert_within, mean_and_error
+from helpers.budget import assert_estimate, assert_mean, assert_within, mean_and_error
 from scipy.special import iv
 
 from sdeinfer import InputError, meanfield

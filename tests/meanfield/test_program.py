@@ -9,7 +9,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_distribution, assert_mean, assert_within
+from helpers.budget import assert_distribution, assert_mean, assert_within
+from helpers.internals import _tested
 from meanfield.test_projected_normal import log_integral
 from scipy import stats
 
@@ -17,7 +18,6 @@ import sdeinfer as si
 from sdeinfer import InputError, meanfield
 from sdeinfer.infer import NUTS
 from sdeinfer.meanfield import NoisyLayers, SelfAttentionFlow, TokenModel, TokenPath, on_sphere
-from sdeinfer.meanfield._score_tests import _tested
 
 NETWORKS, LAYERS, TOKENS, DIMENSION = 6, 6, 16, 3
 BETA, STEP, NOISE = 4.0, 0.2, 0.05

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budget import assert_mean
+from helpers.budget import assert_mean
 from scipy import integrate, special
 
 from sdeinfer.meanfield import ProjectedNormal, on_sphere

@@ -8,9 +8,9 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 import pytest
-from budget import assert_estimate, assert_same_distribution, mean_and_error
-from module_libraries import Flax, Torch
-from references import assert_agrees, packed
+from helpers.budget import assert_estimate, assert_same_distribution, mean_and_error
+from helpers.module_libraries import Flax, Torch
+from helpers.references import assert_agrees, packed
 
 import sdeinfer as si
 

@@ -9,18 +9,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_distribution, assert_mean, assert_same_distribution
 from conftest import random_covariance
+from helpers import references
+from helpers.budget import assert_distribution, assert_mean, assert_same_distribution
+from helpers.internals import GROUP, NetworkKeys, NetworkStreams, gram, threefry, wishart_draws, wishart_factor
+from helpers.references import assert_agrees, packed
 from jax.extend.random import threefry_2x32
-from references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance._batched import gram
-from sdeinfer.layers._keys import NetworkKeys, threefry
-from sdeinfer.layers._streams import GROUP, NetworkStreams
-from sdeinfer.layers._wishart import wishart_draws, wishart_factor
 from sdeinfer.networks import covariance_chain
 
 NEVER = 1e12  # a temperature at which the softmax is flat

@@ -9,10 +9,10 @@ import jax.random as jr
 import numpy as np
 import pytest
 from conftest import CAUSAL, LAYERS, random_covariance
-from references import assert_agrees
+from helpers.internals import sample_gradients, sample_tangents
+from helpers.references import assert_agrees
 
 from sdeinfer.networks import tokens_with_covariance
-from sdeinfer.networks._gradients import sample_gradients, sample_tangents
 
 SIZES: dict[str, Any] = {"width": 8, "depth": 4, "networks": 2}
 

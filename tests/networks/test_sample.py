@@ -7,13 +7,13 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from budget import assert_estimate, assert_mean
 from conftest import LAYERS, random_covariance
-from references import assert_agrees
+from helpers.budget import assert_estimate, assert_mean
+from helpers.internals import truth_of
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.layers import OverDepth
-from sdeinfer.observation._dataset import truth_of
 
 SIZES: dict[str, Any] = {"width": 12, "depth": 6, "networks": 7}
 

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_distribution
 from conftest import random_covariance
-from references import assert_agrees
+from helpers.budget import assert_distribution
+from helpers.references import assert_agrees
 from scipy import stats
 
 import sdeinfer as si

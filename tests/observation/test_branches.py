@@ -5,11 +5,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xarray as xr
-from branch_references import assert_branches, branch_sums
+from helpers.branch_references import assert_branches, branch_sums
+from helpers.internals import BRANCH_DIMS
 
 import sdeinfer as si
 from sdeinfer.observation import branches_dataset, joined_branches, validate_branches
-from sdeinfer.observation._branches import BRANCH_DIMS
 
 NETWORKS, TOKENS, WIDTH = 2, 3, 8
 KINDS = ("attention", "mlp", "attention", "mlp")

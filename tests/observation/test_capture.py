@@ -9,7 +9,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from branch_references import assert_branches
+from helpers.branch_references import assert_branches
 
 import sdeinfer as si
 

@@ -1,8 +1,8 @@
 import numpy as np
 import xarray as xr
+from helpers.internals import truth_of
 
 from sdeinfer.observation import covariance_dataset, validate
-from sdeinfer.observation._dataset import truth_of
 
 
 def test_a_dataset_has_its_labels_in_any_order_of_dimensions_and_with_one_width():

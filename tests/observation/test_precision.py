@@ -6,9 +6,9 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers.internals import rounding_share
 
 import sdeinfer as si
-from sdeinfer.observation._doubts import rounding_share
 
 TYPES = [np.float16, ml_dtypes.bfloat16]
 

@@ -5,11 +5,10 @@ import datetime
 import numpy as np
 import pytest
 import xarray as xr
+from helpers.internals import groups_of, open_in_chunks, write_parts
 
 import sdeinfer as si
 from sdeinfer.observation import read, read_posterior, write
-from sdeinfer.observation._dataset import groups_of
-from sdeinfer.observation._store import open_in_chunks, write_parts
 
 pytest.importorskip("zarr")
 

@@ -4,10 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import xarray as xr
+from helpers.internals import _stored, observe_file
 
 import sdeinfer as si
-from sdeinfer.observation import _stored
-from sdeinfer.observation._stored import observe_file
 
 DIMS = ("network", "layer", "token", "feature")
 SIZES = (5, 12, 2, 8)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from torch_models import TORCH, torch
+from helpers.torch_models import TORCH, torch
 
 import sdeinfer as si
 from sdeinfer import meanfield

@@ -5,8 +5,8 @@ No hook of the references is at a branch itself.
 
 import numpy as np
 import pytest
-from branch_references import assert_branches
-from torch_models import TORCH, bert, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
+from helpers.branch_references import assert_branches
+from helpers.torch_models import TORCH, bert, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
 
 import sdeinfer as si
 from sdeinfer.observation import validate_branches

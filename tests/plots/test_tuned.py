@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import pandas as pd
 import pytest
-from budget import assert_within
+from helpers.budget import assert_within
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 

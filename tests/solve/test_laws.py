@@ -9,17 +9,16 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import references
-from budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
 from conftest import LAYERS, masked_layer_of, random_covariance
-from given_normals import moments_of_a_step
-from references import extrapolated, packed
+from helpers import references
+from helpers.budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
+from helpers.given_normals import moments_of_a_step
+from helpers.internals import splitting_step, vech
+from helpers.references import extrapolated, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance._matrix import vech
 from sdeinfer.solve import BrownianSteps
-from sdeinfer.solve._splitting import splitting_step
 
 
 @pytest.mark.parametrize("name", ["attention", "transformer", "causal prompts", "mask"])

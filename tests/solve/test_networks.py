@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_same_distribution
+from helpers.budget import assert_same_distribution
 from scipy.stats import ks_2samp, wasserstein_distance
 
 import sdeinfer as si

@@ -5,13 +5,13 @@ import dataclasses
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_same_distribution
 from conftest import layer_of
+from helpers.budget import assert_same_distribution
+from helpers.internals import sample_gradients, sample_tangents
 from scipy import linalg, stats
 
 import sdeinfer as si
 from sdeinfer.layers import template
-from sdeinfer.networks._gradients import sample_gradients, sample_tangents
 
 WIDTH, DEPTH, TOKENS = 256, 64, 4
 LAYERS = (0, DEPTH // 3, 2 * DEPTH // 3)

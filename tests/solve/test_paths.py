@@ -10,15 +10,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 from conftest import LAYERS, random_covariance
-from given_normals import BrownianArray, paths_from
-from references import assert_agrees
+from helpers.given_normals import BrownianArray, paths_from
+from helpers.internals import flows_of, gram, scan_paths, semidefinite_cholesky, step_grid
+from helpers.references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.covariance._batched import gram, semidefinite_cholesky
 from sdeinfer.solve import BrownianSteps, CovarianceTerm, PSDSplitting
-from sdeinfer.solve._grid import step_grid
-from sdeinfer.solve._solve import scan_paths
-from sdeinfer.solve._splitting import flows_of
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
 TIMES, STEP, PATHS = [0.02, 0.13], 0.06, 5

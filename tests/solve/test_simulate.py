@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
 from conftest import LAYERS, random_covariance
-from given_normals import paths_from
-from references import assert_agrees, extrapolated
+from helpers.budget import assert_estimate
+from helpers.given_normals import paths_from
+from helpers.internals import step_grid
+from helpers.references import assert_agrees, extrapolated
 
 import sdeinfer as si
-from sdeinfer.solve._grid import step_grid
 
 TIMES = [0.0, 0.013, 0.1]
 

@@ -8,16 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import PATTERNS, random_covariance
+from helpers.internals import (
+    Limit,
+    LinearNoise,
+    attention_noise,
+    attention_noise_flow,
+    differences,
+    flows_of,
+    gram,
+    overlap,
+    transpose,
+)
+from helpers.references import arc_cosine_kernel
 from numpy.polynomial.hermite_e import hermegauss
-from references import arc_cosine_kernel
 
 import sdeinfer as si
-from sdeinfer.covariance._batched import gram, transpose
-from sdeinfer.covariance._pattern_noise import differences, overlap
-from sdeinfer.solve._splitting import flows_of
-from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow
-from sdeinfer.terms._limit import Limit
-from sdeinfer.terms._linear import LinearNoise
 
 EVERY_PATTERN = pytest.mark.parametrize("name", ["no mask", "causal prompts", "mask"])
 

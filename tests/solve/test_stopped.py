@@ -6,11 +6,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 from conftest import LAYERS, random_covariance
-from references import assert_agrees
+from helpers.internals import PAPERS_RANGE
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.solve import Reason, stopping_times
-from sdeinfer.solve._stopped import PAPERS_RANGE
 
 STEP, PATHS = 0.03, 64
 TIMES = np.linspace(0.0, 0.45, 16)

@@ -8,18 +8,15 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import tangent_references
-from budget import assert_distribution, assert_mean
 from conftest import LAYERS, PATTERNS, masked_layer_of, random_covariance
-from given_normals import moments_of_a_step
-from references import assert_agrees, packed
+from helpers import tangent_references
+from helpers.budget import assert_distribution, assert_mean
+from helpers.given_normals import moments_of_a_step
+from helpers.internals import Attention, AttentionStrength, ShapedReLU, gram, semidefinite_cholesky, splitting_step
+from helpers.references import assert_agrees, packed
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.covariance._batched import gram, semidefinite_cholesky
-from sdeinfer.solve._splitting import splitting_step
-from sdeinfer.terms._attention import Attention, AttentionStrength
-from sdeinfer.terms._relu import ShapedReLU
 
 
 @jax.jit

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_within, mean_and_error
 from conftest import random_covariance
-from given_normals import paths_from
+from helpers.budget import assert_within, mean_and_error
+from helpers.given_normals import paths_from
 
 import sdeinfer as si
 

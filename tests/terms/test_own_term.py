@@ -6,12 +6,12 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from budget import assert_estimate, mean_and_error
 from conftest import random_covariance
+from helpers.budget import assert_estimate, mean_and_error
+from helpers.references import extrapolated
+from helpers.tanh_mlp import CubicDrift, TanhMLP
 from numpy.polynomial.hermite_e import hermegauss
-from references import extrapolated
 from scipy import stats
-from tanh_mlp import CubicDrift, TanhMLP
 
 import sdeinfer as si
 from sdeinfer.likelihood import CovariancePath

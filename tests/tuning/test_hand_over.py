@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
-import equinox_transformer as small
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
+from helpers import equinox_transformer as small
+from helpers.budget import assert_estimate
 
 import sdeinfer as si
 from sdeinfer import criteria as of

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
 from diffrax import LinearInterpolation
+from helpers.budget import assert_estimate
+from helpers.internals import chain_sample, sample_chains
 from scipy import stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
-from sdeinfer.networks._sample import sample_chains
-from sdeinfer.tuning._samples import chain_sample
 
 V0 = np.array([[1.0, 0.8, 0.3], [0.8, 1.2, 0.25], [0.3, 0.25, 0.8]])
 TWINS = np.array([[1.0, 1.0, 0.3], [1.0, 1.0, 0.3], [0.3, 0.3, 0.8]])

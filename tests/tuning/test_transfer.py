@@ -5,7 +5,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate
+from helpers.budget import assert_estimate
 
 import sdeinfer as si
 from sdeinfer import criteria as of

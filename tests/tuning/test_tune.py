@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from budget import assert_estimate
+from helpers.budget import assert_estimate
 from scipy import optimize, stats
 
 import sdeinfer as si

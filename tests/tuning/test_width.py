@@ -9,14 +9,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from budget import assert_estimate, assert_visible
+from helpers.budget import assert_estimate, assert_visible
+from helpers.internals import _moved, as_module, coefficients
 from scipy import optimize, stats
 
 import sdeinfer as si
 from sdeinfer import criteria as of
-from sdeinfer.layers._over_depth import as_module
-from sdeinfer.tuning._search import _moved
-from sdeinfer.tuning._space import coefficients
 
 ONE, WIDTH, DEPTH, BOUND = np.eye(1), 4, 4, 1.0
 SIZES: dict[str, Any] = {"width": WIDTH, "depth": DEPTH, "paths": 2048, "step": 0.1}

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import product
 
 import numpy as np
-from references import attention_drift, attention_tensor, coefficients, linear_tensor, packed_tensor, pattern_of
+from helpers.references import attention_drift, attention_tensor, coefficients, linear_tensor, packed_tensor, pattern_of
 
 EPSILON = Fraction(1, 2**60)
 

@@ -6,13 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from helpers.internals import fill_after, scan_paths, semidefinite_cholesky, step_grid
+from helpers.references import extrapolated
 from jaxtyping import Array, Float
-from references import extrapolated
 
-from sdeinfer.covariance._batched import semidefinite_cholesky
 from sdeinfer.solve import PSDSplitting
-from sdeinfer.solve._grid import step_grid
-from sdeinfer.solve._solve import fill_after, scan_paths
 
 
 class BrownianArray(diffrax.AbstractBrownianPath):

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from conftest import matrix_of
+from helpers.internals import pairs, unvech, vech
 
 from sdeinfer.covariance import coordinates
-from sdeinfer.covariance._matrix import pairs, unvech, vech
 
 
 class Sigma(NamedTuple):

@@ -14,9 +14,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import references
-from pattern_references import all_absolute, covariance, expanded, isserlis, signed_and_absolute
-from references import packed, packed_tensor
+from helpers import references
+from helpers.pattern_references import all_absolute, covariance, expanded, isserlis, signed_and_absolute
+from helpers.references import packed, packed_tensor
 from scipy.stats import multivariate_normal
 
 FIRST = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60

@@ -1,0 +1,157 @@
+"""What tests import from inside of the package, by room: when rooms are regrouped, this file alone changes."""
+
+from sdeinfer import _cache, _progress
+from sdeinfer._files import InputError, staged_file, staged_folder
+from sdeinfer._map_reduce import map_chunks, reduce_chunks
+from sdeinfer._progress import ProgressBar, done, phase, progress_line
+from sdeinfer._threads import in_threads
+from sdeinfer.auditing._graph import Graph
+from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
+from sdeinfer.auditing._record import Node, Parameter, Record
+from sdeinfer.auditing._stream import streams_of
+from sdeinfer.auditing._tests import Row, critical, pooled_ratio
+from sdeinfer.blocks._coefficients import (
+    LOG_FACTORS,
+    WIDEST,
+    Reading,
+    branch_coefficients,
+    interpolated,
+    nodes_of,
+    readings,
+)
+from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
+from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.cli import _fits
+from sdeinfer.cli._app import EXAMPLES
+from sdeinfer.cli._fits import print_tests
+from sdeinfer.covariance._batched import (
+    UNROLLED,
+    cholesky,
+    gram,
+    is_positive_definite,
+    matmul,
+    product,
+    semidefinite_cholesky,
+    total,
+    transpose,
+)
+from sdeinfer.covariance._diffusion import Spectrum, spectrum
+from sdeinfer.covariance._eigen import SWEEPS, eigh
+from sdeinfer.covariance._matrix import (
+    centre,
+    covariance_fault,
+    factor,
+    pairs,
+    safe_sqrt,
+    singular,
+    unvech,
+    validate_covariance,
+    vech,
+)
+from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
+from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
+from sdeinfer.diagnostics._alternatives import _minimum, log_ratios, neighbours
+from sdeinfer.diagnostics._consequences import of_conflict
+from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
+from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, sums_of, weights
+from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._own import different_sizes
+from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
+from sdeinfer.diagnostics._predictive import last_layer, of_predictions
+from sdeinfer.diagnostics._range import excluded_layers
+from sdeinfer.diagnostics._shortcut import of_shortcuts
+from sdeinfer.diagnostics._summary import identified_of
+from sdeinfer.diagnostics._thresholds import EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL
+from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, Check, at_least, at_most
+from sdeinfer.infer import _assume
+from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
+from sdeinfer.infer._covariances import groups_of_data
+from sdeinfer.infer._densities import latent_structure, log_likelihoods
+from sdeinfer.infer._innovations import LawAt
+from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
+from sdeinfer.infer._metropolis import draw_latent, latent_mode, log_prior, log_weights
+from sdeinfer.infer._mode import (
+    LayerAt,
+    Mode,
+    curvature_of_priors,
+    layer_at,
+    posterior_mode,
+    potential,
+    potential_and_slope,
+)
+from sdeinfer.infer._networks import Networks
+from sdeinfer.infer._range import (
+    Coldest,
+    Range,
+    in_range,
+    latent_time,
+    range_to_fit,
+    spread_growth,
+    transitions_allowed,
+)
+from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
+from sdeinfer.infer._settings import LARGEST_LOGIT
+from sdeinfer.layers._absolute_moments import LARGEST_ERROR
+from sdeinfer.layers._base import check_parameters
+from sdeinfer.layers._finite_width import ATTENTION_NEXT, VARIANCE_FEATURES, drift_terms, variance_terms
+from sdeinfer.layers._keys import NetworkKeys, threefry
+from sdeinfer.layers._next_order import (
+    Frame,
+    absolute_squares,
+    angles,
+    attention_drift_next,
+    attention_noise_next,
+    frame,
+    relu_drift_along,
+    relu_noise,
+)
+from sdeinfer.layers._over_depth import as_module
+from sdeinfer.layers._pattern_order import (
+    attention_noise_tensor,
+    pattern_drift_next,
+    pattern_features,
+    relu_drift_curvature,
+)
+from sdeinfer.layers._streams import GROUP, NetworkStreams
+from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer, call_of, is_named, sizes_in_words
+from sdeinfer.layers._wishart import wishart_draws, wishart_factor
+from sdeinfer.likelihood import _terms, _transitions
+from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
+from sdeinfer.likelihood._bridge import Span, bridge
+from sdeinfer.likelihood._full_path import FullPath, densities_at
+from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
+from sdeinfer.likelihood._model import as_model
+from sdeinfer.likelihood._path import AbstractPath, Adjustment, Transitions, no_adjustment, transitions_of
+from sdeinfer.likelihood._reduction import path_layout, path_statistics
+from sdeinfer.likelihood._statistics import PathStatistics, blank_statistics
+from sdeinfer.likelihood._terms import Terms, of_limits
+from sdeinfer.likelihood._transitions import USED, Path, observed_path, used_of, with_used
+from sdeinfer.meanfield._score_tests import _tested
+from sdeinfer.networks._chain import _initial_blocks
+from sdeinfer.networks._gradients import sample_gradients, sample_tangents
+from sdeinfer.networks._sample import sample_chains
+from sdeinfer.observation import _stored
+from sdeinfer.observation._branches import BRANCH_DIMS
+from sdeinfer.observation._dataset import groups_of, outputs_of, truth_of
+from sdeinfer.observation._doubts import rounding_share
+from sdeinfer.observation._store import open_in_chunks, write_parts
+from sdeinfer.observation._stored import observe_file
+from sdeinfer.report._fit import summary
+from sdeinfer.solve._grid import step_grid
+from sdeinfer.solve._solve import fill_after, scan_paths
+from sdeinfer.solve._splitting import flows_of, splitting_step
+from sdeinfer.solve._stopped import PAPERS_RANGE
+from sdeinfer.terms._attention import (
+    Attention,
+    AttentionStrength,
+    attention_drift,
+    attention_drift_vectors,
+    centred_norms,
+)
+from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow
+from sdeinfer.terms._limit import Limit
+from sdeinfer.terms._linear import LinearNoise
+from sdeinfer.terms._relu import ShapedReLU, relu_alignment, relu_drift
+from sdeinfer.tuning._samples import chain_sample
+from sdeinfer.tuning._search import _moved
+from sdeinfer.tuning._space import coefficients

@@ -1,27 +1,33 @@
 """Coefficients that are wrong by 5 % or so, one at a time: the default tests must fail for each.
 
-    uv run python tests/mutations.py               # all, hours on two cores
+    uv run python tests/mutations.py               # the tests beside each mutation, then all default tests
     uv run python tests/mutations.py relu chain    # those whose name contains one of these words
-    uv run python tests/mutations.py --rooms       # only the tests of the rooms that are named beside a mutation
+    uv run python tests/mutations.py --rooms       # only the tests that are named beside a mutation
 
-Each is made in a copy of the working tree, which the tests of the rooms beside it are run in first, and the other
-default tests where these pass. The table says which tests failed; the exit code is 1 if none did for some mutation.
+Each is made in a copy of the working tree, in a process that is forked from one which has loaded JAX and ArviZ. The
+table says which tests failed; the exit code is 1 if none did for some mutation.
 """
 
 import argparse
+import contextlib
+import importlib
+import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SHOWN = 2
 """Failing tests after which a run stops."""
+
+LIBRARIES = "jax diffrax optimistix numpyro.infer arviz_stats arviz_plots matplotlib.pyplot scipy.stats xarray pytest"
+"""What every run needs and no mutation changes: loaded once."""
 
 
 class Mutation(NamedTuple):
@@ -236,36 +242,78 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def mutated(tree: Path, mutation: Mutation) -> str:
-    """Change the copy; the text as it was."""
+def mutate(tree: Path, mutation: Mutation) -> None:
+    """Change the copy."""
     path = tree / "sdeinfer" / mutation.file
     text = path.read_text("utf-8")
     if text.count(mutation.old) != 1:
         raise SystemExit(f"{mutation.name}: {mutation.old!r} is {text.count(mutation.old)} times in {mutation.file}")
     path.write_text(text.replace(mutation.old, mutation.new), "utf-8")
-    return text
 
 
-def failing(tree: Path, tests: list[str], *, workers: str, compiled: Path) -> list[str]:
-    """The first tests that fail."""
-    environment = os.environ | {"PYTHONPATH": str(tree), "JAX_COMPILATION_CACHE_DIR": str(compiled)}
-    options = f"-m pytest -q -n {workers} --maxfail={SHOWN} -p no:cacheprovider".split()
-    done = subprocess.run(
-        [sys.executable, *options, *tests], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - |$)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1, 2) or (done.returncode and not failed):
-        raise SystemExit(done.stdout + done.stderr)
-    return failed
+class Failures:
+    """A plugin of pytest that notes the tests which fail."""
+
+    def __init__(self):
+        self.tests: list[str] = []
+
+    def pytest_runtest_logreport(self, report):
+        """A phase of a test has ended."""
+        if report.failed and report.nodeid not in self.tests:
+            self.tests.append(report.nodeid)
+
+    def pytest_collectreport(self, report):
+        """A file was collected."""
+        if report.failed:
+            self.tests.append(report.nodeid)
 
 
-def failing_with(tree: Path, mutation: Mutation, *, rooms: bool, **settings) -> list[str]:
-    """The tests that a mutation fails: of its rooms, or else of all."""
-    text = mutated(tree, mutation)
-    try:
-        return failing(tree, mutation.tests.split(), **settings) or ([] if rooms else failing(tree, [], **settings))
-    finally:
-        (tree / "sdeinfer" / mutation.file).write_text(text, "utf-8")
+def failing(tree: Path, tests: list[str], *options: str) -> list[str]:
+    """The tests that fail in this process, which has not imported the package yet."""
+    import pytest
+
+    failures = Failures()
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        settings = "-q -n 0 -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
+    code = pytest.main([*settings, *options, *tests], plugins=[failures])
+    if code not in (0, 1, 2) or (code and not failures.tests):
+        raise RuntimeError(f"pytest ended with {code!r} for {' '.join(tests)}")
+    return failures.tests
+
+
+def forked(function, *arguments):
+    """The result of a function in a process of its own."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def tried(mutation: Mutation, *, rooms: bool, options: tuple[str, ...]) -> tuple[Mutation, float, list[str]]:
+    """The tests that a mutation fails: of those beside it, or else of all."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="sdeinfer-mutation-") as folder:
+        tree = copied(Path(folder))
+        mutate(tree, mutation)
+        failed = forked(failing, tree, mutation.tests.split(), *options)
+        if not failed and not rooms:
+            failed = forked(failing, tree, ["tests"], *options)
+    return mutation, time.monotonic() - start, failed
+
+
+def chosen_by(words: list[str]) -> list[Mutation]:
+    """The mutations whose name contains one of these words; all if there are none."""
+    return [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+
+
+def attempts(mutations: list[Mutation], *, processes: int, rooms: bool = True, options: tuple[str, ...] = ()):
+    """Try mutations, some at a time, which share a folder of compiled programs; results come as they are ready."""
+    with tempfile.TemporaryDirectory(prefix="sdeinfer-compiled-") as compiled:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+        for library in LIBRARIES.split():
+            importlib.import_module(library)
+        with ThreadPool(processes) as pool:
+            yield from pool.imap_unordered(lambda m: tried(m, rooms=rooms, options=options), mutations)
 
 
 def main() -> int:
@@ -273,21 +321,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the default tests with wrong coefficients.")
     parser.add_argument("words", nargs="*", help="mutations whose name contains one of these words; all if none")
     parser.add_argument("--rooms", action="store_true", help="only the tests beside each mutation")
-    parser.add_argument("-n", dest="workers", default="auto", help="processes of pytest")
+    parser.add_argument(
+        "-n", dest="processes", type=int, default=len(os.sched_getaffinity(0)), help="mutations at a time"
+    )
     options = parser.parse_args()
-    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
-    survived = 0
-    with tempfile.TemporaryDirectory(prefix="sdeinfer-mutations-") as folder:
-        tree, compiled = copied(Path(folder) / "tree"), Path(folder) / "compiled"
-        for mutation in MUTATIONS:  # all are there, before the first hour is over
-            (tree / "sdeinfer" / mutation.file).write_text(mutated(tree, mutation), "utf-8")
-        settings = {"rooms": options.rooms, "workers": options.workers, "compiled": compiled}
-        for mutation in chosen:
-            start, failed = time.monotonic(), failing_with(tree, mutation, **settings)
-            survived += not failed
-            names = "; ".join(name.removeprefix("tests/") for name in failed) or "NONE"
-            print(f"{mutation.name:45s} {time.monotonic() - start:5.0f} s  {names}", flush=True)
-    print(f"{len(chosen) - survived} of {len(chosen)} mutations fail the tests")
+    mutations, survived = chosen_by(options.words), 0
+    found = attempts(mutations, processes=options.processes, rooms=options.rooms, options=(f"--maxfail={SHOWN}",))
+    for mutation, seconds, failed in found:
+        survived += not failed
+        names = "; ".join(name.removeprefix("tests/") for name in failed) or "NONE"
+        print(f"{mutation.name:45s} {seconds:5.0f} s  {names}", flush=True)
+    print(f"{len(mutations) - survived} of {len(mutations)} mutations fail the tests")
     return 1 if survived else 0
 
 

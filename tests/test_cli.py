@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import WARMUP
+from helpers.fits import WARMUP
 from helpers.internals import _fits, _progress, _stored
 from typer.testing import CliRunner
 

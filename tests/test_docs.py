@@ -14,7 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from helpers import printed_outputs
-from helpers.budget import assert_estimate, assert_holds, assert_same_posterior, assert_within, share
+from helpers.budget import assert_estimate, assert_holds, assert_same_posterior, assert_within
+from helpers.spending import share
 from scipy import stats
 from typer.testing import CliRunner
 

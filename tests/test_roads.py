@@ -9,8 +9,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import WARMUP
 from helpers.budget import assert_same_posterior, assert_within
+from helpers.fits import WARMUP
 from helpers.internals import USED, open_in_chunks
 from numpyro.infer import MCMC
 from numpyro.infer import NUTS as NumPyroNUTS

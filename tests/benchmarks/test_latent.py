@@ -13,7 +13,7 @@ import numpy as np
 import numpyro.infer
 import pytest
 from arviz_stats.base import array_stats
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import Assumptions, path_statistics
 
 import sdeinfer as si

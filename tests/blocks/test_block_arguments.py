@@ -8,8 +8,8 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from conftest import random_covariance
 from helpers.budget import assert_mean
+from helpers.cases import random_covariance
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
-from helpers.budget import assert_estimate, mean_and_error, share
+from helpers.budget import assert_estimate, mean_and_error
+from helpers.cases import random_covariance
 from helpers.internals import NetworkKeys
 from helpers.references import packed
+from helpers.spending import share
 from scipy import stats
 
 import sdeinfer as si

@@ -9,8 +9,9 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 import xarray as xr
-from conftest import WARMUP, random_covariance
 from helpers.budget import assert_distribution, assert_estimate, assert_holds, mean_and_error
+from helpers.cases import random_covariance
+from helpers.fits import WARMUP
 from helpers.internals import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from jaxtyping import Array
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from conftest import random_covariance
 from helpers.budget import assert_estimate, assert_within, mean_and_error
+from helpers.cases import random_covariance
 from helpers.internals import (
     LOG_FACTORS,
     STEP,

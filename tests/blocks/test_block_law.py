@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers.block_references import attention_gram, mlp_gram, packed_moments
 from helpers.budget import assert_estimate, assert_mean, assert_variance, assert_within
+from helpers.cases import random_covariance
 from helpers.internals import (
     LOG_FACTORS,
     WIDEST,

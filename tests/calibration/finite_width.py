@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from calibration.study import PARETO_K, draw_parameters, posterior, statistics
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import Assumptions, in_range, problem_of
 
 import sdeinfer as si

@@ -15,7 +15,6 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_stats.base import array_stats
-from helpers.budget import SHARE, share
 from helpers.internals import (
     Assumptions,
     Networks,
@@ -26,6 +25,7 @@ from helpers.internals import (
     posterior_mode,
     potential,
 )
+from helpers.spending import SHARE, share
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 from scipy import stats

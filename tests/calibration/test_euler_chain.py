@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, posterior, ranks_of_sets, statistics
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import ARCHITECTURES, Assumptions
 from helpers.sigma import sigma_of
 

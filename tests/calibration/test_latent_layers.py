@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, ranks_of_sets
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import Assumptions, LayerLaw, in_range, layer_step, power_of, problem_of, singular, unvech
 
 import sdeinfer as si

@@ -6,8 +6,8 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from calibration.study import assert_calibrated, shares_held
-from helpers.budget import share
 from helpers.internals import LEVEL
+from helpers.spending import share
 from numpyro import handlers
 from scipy import stats
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from calibration.study import p_values, power
-from helpers.budget import SHARE
+from helpers.spending import SHARE
 from scipy import stats
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import sizes_in_words
 from helpers.numpy_networks import Network, covariances
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import CAUSAL, LAYERS, masked_layer_of, matrix_of, random_covariance
 from helpers import references
+from helpers.cases import CAUSAL, LAYERS, masked_layer_of, matrix_of, random_covariance
 from helpers.internals import attention_noise, factor
 from helpers.references import assert_agrees, packed
 from helpers.sigma import Sigma

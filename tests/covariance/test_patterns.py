@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import PATTERNS, random_covariance
 from helpers import references
+from helpers.cases import PATTERNS, random_covariance
 from helpers.internals import attended_mean, centring, pattern_spectrum
 
 from sdeinfer.covariance import Pattern, coordinates

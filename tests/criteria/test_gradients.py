@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import CAUSAL, LAYERS, masked_layer_of, random_covariance
 from helpers.budget import assert_distribution, assert_estimate, assert_mean, assert_same_distribution, mean_and_error
+from helpers.cases import CAUSAL, LAYERS, masked_layer_of, random_covariance
 from helpers.references import assert_agrees
 from scipy import stats
 

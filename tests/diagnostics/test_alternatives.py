@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xarray as xr
-from conftest import layer_of
 from helpers.budget import assert_within
+from helpers.cases import layer_of
 from helpers.internals import (
     EVIDENCE,
     PRIOR_SD,

@@ -7,10 +7,10 @@ import pytest
 import scipy
 import xarray as xr
 from baselines import Baseline, sample_baseline
-from conftest import LAYERS
 from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
 from helpers import references
 from helpers.budget import assert_within
+from helpers.cases import LAYERS
 from helpers.internals import attributes_of_layer, groups_of_data, pairs, successive, used_of, with_used
 from helpers.references import assert_agrees
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.budget import share
 from helpers.internals import of_predictions
+from helpers.spending import share
 from matplotlib import pyplot
 from scipy import stats
 

@@ -80,6 +80,7 @@ from sdeinfer.infer._mode import (
     potential_and_slope,
 )
 from sdeinfer.infer._networks import Networks
+from sdeinfer.infer._posterior import Posterior as SampledPosterior
 from sdeinfer.infer._range import (
     Coldest,
     Range,
@@ -89,6 +90,7 @@ from sdeinfer.infer._range import (
     spread_growth,
     transitions_allowed,
 )
+from sdeinfer.infer._samplers import draws_of
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers._absolute_moments import LARGEST_ERROR

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from conftest import matrix_of
+from helpers.cases import matrix_of
 from helpers.internals import pairs, unvech, vech
 
 from sdeinfer.covariance import coordinates

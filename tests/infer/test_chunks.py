@@ -12,7 +12,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import WARMUP
+from helpers.fits import WARMUP
 from helpers.internals import map_chunks, open_in_chunks, reduce_chunks
 
 import sdeinfer as si

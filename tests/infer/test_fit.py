@@ -6,7 +6,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import WARMUP, layer_of
+from helpers.cases import layer_of
+from helpers.fits import WARMUP
 from helpers.internals import USED, Assumptions, attributes_of_layer, problem_of
 from likelihood.paths import log_prob
 

@@ -5,9 +5,9 @@ import math
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers import references
 from helpers.budget import assert_estimate
+from helpers.cases import random_covariance
 from helpers.internals import (
     LARGEST_LOGIT,
     USED,

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS
 from helpers import references
 from helpers.budget import assert_estimate, assert_within
+from helpers.cases import LAYERS
 from helpers.internals import NetworkKeys, PatternSpectrum, _initial_blocks, drift_terms, variance_terms
 from helpers.moment_references import along, layer_moments
 from helpers.references import assert_agrees

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PATTERNS, random_covariance
 from helpers import references
+from helpers.cases import PATTERNS, random_covariance
 from helpers.internals import ARCHITECTURES, attention_drift, attention_drift_vectors, centred_norms, is_named
 from helpers.references import assert_agrees
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import random_covariance
+from helpers.cases import random_covariance
 from helpers.internals import (
     VARIANCE_FEATURES,
     Frame,

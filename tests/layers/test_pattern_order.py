@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers import pattern_references, references
 from helpers.budget import assert_estimate, assert_mean, mean_and_error
+from helpers.cases import random_covariance
 from helpers.internals import (
     EVERY_TOKEN,
     LARGEST_ERROR,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers.budget import assert_mean
+from helpers.cases import random_covariance
 from helpers.internals import relu_alignment, relu_drift
 from helpers.references import assert_agrees
 

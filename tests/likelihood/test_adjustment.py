@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import layer_of
+from helpers.cases import layer_of
 from helpers.internals import Adjustment
 from numpyro.distributions import biject_to, constraints
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
 from helpers.budget import assert_estimate
+from helpers.cases import LAYERS, random_covariance
 from helpers.internals import LayerLaw, Span, bridge, layer_step, unvech, vech
 from helpers.references import assert_agrees
 from scipy import stats

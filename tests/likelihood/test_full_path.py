@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import LAYERS
+from helpers.cases import LAYERS
 from helpers.internals import FullPath, densities_at, no_adjustment
 from helpers.references import wishart_path
 from likelihood.paths import (

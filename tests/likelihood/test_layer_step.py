@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
 from helpers import references
 from helpers.budget import assert_mean, assert_variance
+from helpers.cases import LAYERS, random_covariance
 from helpers.internals import LayerLaw, layer_step, power_of, unvech
 from helpers.references import assert_agrees
 from scipy import stats

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import CAUSAL
+from helpers.cases import CAUSAL
 from helpers.internals import FullPath, path_layout, path_statistics, require_complete
 from helpers.references import wishart_path
 from likelihood.paths import (

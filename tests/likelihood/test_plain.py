@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, PATTERNS, masked_layer_of
+from helpers.cases import LAYERS, PATTERNS, masked_layer_of
 from helpers.internals import (
     EVERY_TOKEN,
     USED,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import LAYERS, layer_of
 from helpers import references
+from helpers.cases import LAYERS, layer_of
 from helpers.internals import (
     USED,
     FullPath,

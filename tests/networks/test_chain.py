@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers import references
 from helpers.budget import assert_distribution, assert_mean, assert_same_distribution
+from helpers.cases import random_covariance
 from helpers.internals import GROUP, NetworkKeys, NetworkStreams, gram, threefry, wishart_draws, wishart_factor
 from helpers.references import assert_agrees, packed
 from jax.extend.random import threefry_2x32

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import CAUSAL, LAYERS, random_covariance
+from helpers.cases import CAUSAL, LAYERS, random_covariance
 from helpers.internals import sample_gradients, sample_tangents
 from helpers.references import assert_agrees
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
+from helpers.cases import LAYERS, random_covariance
 
 import sdeinfer as si
 from sdeinfer.networks import sample_gradients, sample_tangents, tokens_with_covariance

@@ -7,8 +7,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from conftest import LAYERS, random_covariance
 from helpers.budget import assert_estimate, assert_mean
+from helpers.cases import LAYERS, random_covariance
 from helpers.internals import truth_of
 from helpers.references import assert_agrees
 

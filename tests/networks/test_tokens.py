@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers.budget import assert_distribution
+from helpers.cases import random_covariance
 from helpers.references import assert_agrees
 from scipy import stats
 

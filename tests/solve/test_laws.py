@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, masked_layer_of, random_covariance
 from helpers import references
 from helpers.budget import assert_distribution, assert_estimate, assert_mean, assert_variance, mean_and_error
+from helpers.cases import LAYERS, masked_layer_of, random_covariance
 from helpers.given_normals import moments_of_a_step
 from helpers.internals import splitting_step, vech
 from helpers.references import extrapolated, packed

@@ -5,8 +5,8 @@ import dataclasses
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import layer_of
 from helpers.budget import assert_same_distribution
+from helpers.cases import layer_of
 from helpers.internals import sample_gradients, sample_tangents
 from scipy import linalg, stats
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS
 from helpers.budget import assert_same_distribution
+from helpers.cases import LAYERS
 
 import sdeinfer as si
 

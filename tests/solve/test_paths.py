@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
+from helpers.cases import LAYERS, random_covariance
 from helpers.given_normals import BrownianArray, paths_from
 from helpers.internals import flows_of, gram, scan_paths, semidefinite_cholesky, step_grid
 from helpers.references import assert_agrees

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS
+from helpers.cases import LAYERS
 
 import sdeinfer as si
 from sdeinfer.solve import stopping_times

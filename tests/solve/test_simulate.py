@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
 from helpers.budget import assert_estimate
+from helpers.cases import LAYERS, random_covariance
 from helpers.given_normals import paths_from
 from helpers.internals import step_grid
 from helpers.references import assert_agrees, extrapolated

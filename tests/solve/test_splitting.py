@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import PATTERNS, random_covariance
+from helpers.cases import PATTERNS, random_covariance
 from helpers.internals import (
     Limit,
     LinearNoise,

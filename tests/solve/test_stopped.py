@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, random_covariance
+from helpers.cases import LAYERS, random_covariance
 from helpers.internals import PAPERS_RANGE
 from helpers.references import assert_agrees
 

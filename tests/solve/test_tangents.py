@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import LAYERS, PATTERNS, masked_layer_of, random_covariance
 from helpers import tangent_references
 from helpers.budget import assert_distribution, assert_mean
+from helpers.cases import LAYERS, PATTERNS, masked_layer_of, random_covariance
 from helpers.given_normals import moments_of_a_step
 from helpers.internals import Attention, AttentionStrength, ShapedReLU, gram, semidefinite_cholesky, splitting_step
 from helpers.references import assert_agrees, packed

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers.budget import assert_within, mean_and_error
+from helpers.cases import random_covariance
 from helpers.given_normals import paths_from
 
 import sdeinfer as si

@@ -6,8 +6,8 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from conftest import random_covariance
 from helpers.budget import assert_estimate, mean_and_error
+from helpers.cases import random_covariance
 from helpers.references import extrapolated
 from helpers.tanh_mlp import CubicDrift, TanhMLP
 from numpy.polynomial.hermite_e import hermegauss

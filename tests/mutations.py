@@ -9,7 +9,6 @@ table says which tests failed; the exit code is 1 if none did for some mutation.
 """
 
 import argparse
-import contextlib
 import importlib
 import multiprocessing
 import os
@@ -224,6 +223,21 @@ MUTATIONS = (
     Mutation("audit: weights of pooled tensors", "auditing/_tests.py", "weights = np.array([row.law.error**-2.0", "weights = np.array([row.law.error**-1.0", "tests/auditing/test_books.py::test_a_pooled_ratio_is_that_of_all_entries"),
     Mutation("audit: σ at the base width", "auditing/_recipes.py", "math.sqrt(base_width / matrix.width)", "math.sqrt(matrix.width / base_width)", "tests/auditing/test_books.py::test_standard_deviations_are_those_by_hand"),
     Mutation("audit: fan-in of a strength", "auditing/_scaling.py", "row.law.sd * factor * math.sqrt(row.matrix.fan_in)", "row.law.sd * factor * math.sqrt(row.matrix.fan_out)", "tests/auditing/test_books.py::test_exponents_over_width_and_depth"),
+    # Of every room again, chosen in the same way.
+    Mutation("covariance: least common correlation", "covariance/_matrix.py", "-1.0 / (tokens - 1)", "-1.0 / tokens", "tests/covariance/test_matrix.py"),
+    Mutation("solver: linear noise, second order", "terms/_linear.py", "2 / k + 3 / k**2)", "2 / k + 2 / k**2)", "tests/solve/test_splitting.py"),
+    Mutation("solver: midpoint of attention's drift", "terms/_attention.py", "velocity(X + h / 2 * velocity(X))", "velocity(X + h / 3 * velocity(X))", "tests/solve/test_splitting.py"),
+    Mutation("next order: F₂ with a pattern, squares", "layers/_pattern_order.py", "- 16 * drift**2", "- 15 * drift**2", "tests/layers/test_pattern_order.py"),
+    Mutation("next order: ReLU's growth on the diagonal", "layers/_finite_width.py", "relu**2) / (1 + equal)", "relu**2) / (1 + 2 * equal)", "tests/layers/test_finite_width.py"),
+    Mutation("networks: squared norms of gradients", "networks/_gradients.py", "axis=2), axis=0) / width", "axis=2), axis=0) / (1.05 * width)", "tests/networks/test_gradients.py"),
+    Mutation("observation: variance of rounding", "observation/_doubts.py", "4 * variance / width", "3 * variance / width", "tests/observation/test_precision.py"),
+    Mutation("networks: least width of a chain", "networks/_chain.py", "width < 2 * tokens * blocks", "width < tokens * blocks", "tests/networks/test_refusals.py"),
+    Mutation("bridge: series of the logarithm", "likelihood/_bridge.py", "equal / (2 * terms - 1)", "equal / (2 * terms + 1)", "tests/likelihood/test_bridge.py"),
+    Mutation("layer step: power by the skewness", "likelihood/_layer_step.py", "abs(3 - 3 / power - skewness)", "abs(3 - 2 / power - skewness)", "tests/likelihood/test_layer_step.py"),
+    Mutation("increments: factor of the strengths", "likelihood/_increments.py", "log_factor = 2 * jnp.log", "log_factor = 1.9 * jnp.log", "tests/blocks/test_block_fit.py"),
+    Mutation("alternatives: error of a penalty", "diagnostics/_alternatives.py", "np.maximum(mean + 3 * sd, 0.0)", "np.maximum(mean - 3 * sd, 0.0)", "tests/diagnostics/test_alternatives.py"),
+    Mutation("tuning: middle of a layer", "tuning/_problem.py", "jnp.asarray((ends[1:] + ends[:-1]) / 2, float)", "jnp.asarray(ends[1:], float)", "tests/tuning/test_width.py"),
+    Mutation("audit: errors of exponents", "auditing/_scaling.py", "weight[:, None] ** 2).T @ design", "weight[:, None]).T @ design", "tests/auditing/test_books.py"),
 )  # fmt: skip
 
 
@@ -275,8 +289,9 @@ def failing(tree: Path, tests: list[str], *options: str) -> list[str]:
     failures = Failures()
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-        settings = "-q -n 0 -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    settings = "-q -n 0 -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
     code = pytest.main([*settings, *options, *tests], plugins=[failures])
     if code not in (0, 1, 2) or (code and not failures.tests):
         raise RuntimeError(f"pytest ended with {code!r} for {' '.join(tests)}")

@@ -1,4 +1,4 @@
-"""Networks observed at every layer."""
+"""Networks observed at every layer. Tests: `tests/likelihood/test_full_path.py`."""
 
 import numpyro
 

@@ -1,4 +1,7 @@
-"""Networks observed at some layers, at their ends, or at their outputs; the other layers are latent."""
+"""Networks observed at some layers, at their ends, or at their outputs; the other layers are latent.
+
+Tests: `tests/infer/test_metropolis.py`.
+"""
 
 from functools import partial
 

@@ -1,4 +1,7 @@
-"""How programs that run once are compiled, for which array sizes, and room for more programs."""
+"""How programs that run once are compiled, for which array sizes, and room for more programs.
+
+Tests: `tests/test_cache.py`.
+"""
 
 import gc
 import math

@@ -4,6 +4,7 @@ Dask runs the maps: on the current `distributed.Client`, or by the scheduler of 
 
 Sums of floating-point numbers depend on their order. Here it is that of a tree over the numbers of the chunks, so that
 the result has the same bits for any number of workers, and after any of them was killed.
+Tests: `tests/infer/test_chunks.py`.
 """
 
 import uuid

@@ -2,6 +2,7 @@
 
 Where arviz-stats was imported before NumPyro, NumPyro is loaded when a name of it is looked up; where a subpackage was
 imported then, `numpyro.distributions` lacks its modules as attributes, and `numpyro.factor` fails.
+Tests: `tests/test_package.py`.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""Programs in threads: JAX's precision and default device belong to a thread, and each program is compiled once."""
+"""Programs in threads: JAX's precision and default device belong to a thread, and each program is compiled once.
+
+Tests: `tests/test_devices.py`.
+"""
 
 import functools
 import os

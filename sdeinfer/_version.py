@@ -1,4 +1,4 @@
-"""The version of the installed package."""
+"""The version of the installed package. Tests: `tests/test_package.py`."""
 
 import importlib.metadata
 

@@ -1,4 +1,7 @@
-"""The account of a pass: matrices by their roles, the streams with their writers, and the logits."""
+"""The account of a pass: matrices by their roles, the streams with their writers, and the logits.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The recipe "auto": a model's own configuration, and the code of its class."""
+"""The recipe "auto": a model's own configuration, and the code of its class. Tests: `tests/auditing/test_audit.py`."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""`si.audit`, with what belongs to it."""
+"""`si.audit`, with what belongs to it. Tests: `tests/auditing/test_audit.py`."""
 
 from typing import Any
 

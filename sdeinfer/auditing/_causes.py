@@ -1,4 +1,4 @@
-"""Mistakes that explain the ratio of a σ to the declared one, by matrix."""
+"""Mistakes that explain the ratio of a σ to the declared one, by matrix. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
 import math

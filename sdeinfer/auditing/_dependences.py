@@ -1,4 +1,7 @@
-"""A second pass with one token of one item changed: which tokens, and which items, depend on it, up to rounding."""
+"""A second pass with one token of one item changed: which tokens, and which items, depend on it, up to rounding.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Findings that need no recipe: mistakes, and notes."""
+"""Findings that need no recipe: mistakes, and notes. Tests: `tests/auditing/test_audit.py`."""
 
 import math
 from collections.abc import Iterator

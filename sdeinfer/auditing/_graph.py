@@ -1,4 +1,7 @@
-"""The record as a graph: origins of tensors, norms and activations that are written out, dependences."""
+"""The record as a graph: origins of tensors, norms and activations that are written out, dependences.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import math

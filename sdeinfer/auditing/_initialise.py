@@ -1,4 +1,4 @@
-"""Initialise a model by a recipe, and audit it at once."""
+"""Initialise a model by a recipe, and audit it at once. Tests: `tests/tuning/test_hand_over.py`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

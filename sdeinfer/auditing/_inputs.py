@@ -1,4 +1,7 @@
-"""Inputs for a pass: two items of a batch with few tokens, a small image or a short sound, that fit a model."""
+"""Inputs for a pass: two items of a batch with few tokens, a small image or a short sound, that fit a model.
+
+Tests: `tests/auditing/test_torch_audit.py`.
+"""
 
 import inspect
 import itertools

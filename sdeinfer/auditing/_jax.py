@@ -1,4 +1,7 @@
-"""The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it."""
+"""The record of a pass through a function of JAX, by walking its jaxpr, whatever library made it.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 from collections.abc import Mapping
 from typing import Any

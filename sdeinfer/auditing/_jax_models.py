@@ -1,4 +1,7 @@
-"""Models of JAX: their arrays by name, a function of these, and models with others in their places."""
+"""Models of JAX: their arrays by name, a function of these, and models with others in their places.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""Primitives of JAX, evaluated by NumPy: JAX compiles each one for each shape, which takes longer than a pass."""
+"""Primitives of JAX, evaluated by NumPy: JAX compiles each one for each shape, which takes longer than a pass.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Primitives of JAX by what they do to the accounts of a pass."""
+"""Primitives of JAX by what they do to the accounts of a pass. Tests: `tests/auditing/test_audit.py`."""
 
 import math
 from collections.abc import Mapping

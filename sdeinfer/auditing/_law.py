@@ -1,4 +1,7 @@
-"""The law of a parameter's entries: mean, σ with its error, normal, uniform, truncated or orthogonal; and copies."""
+"""The law of a parameter's entries: mean, σ with its error, normal, uniform, truncated or orthogonal; and copies.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import math

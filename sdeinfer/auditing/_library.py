@@ -1,4 +1,7 @@
-"""The law of each parameter by a library's own code: `_init_weights` of transformers, on tensors without memory."""
+"""The law of each parameter by a library's own code: `_init_weights` of transformers, on tensors without memory.
+
+Tests: `tests/auditing/test_torch_audit.py`.
+"""
 
 import contextlib
 import copy

@@ -1,4 +1,7 @@
-"""Two models beside each other: their roles, what one is as a recipe for the other, and their outputs."""
+"""Two models beside each other: their roles, what one is as a recipe for the other, and their outputs.
+
+Tests: `tests/auditing/test_torch_audit.py`.
+"""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Audits of a network in training."""
+"""Audits of a network in training. Tests: `tests/auditing/test_torch_audit.py`."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Recipes of initialisation: what is declared of each parameter of a network, and of its forward pass."""
+"""Recipes of initialisation: what is declared of each parameter of a network, and of its forward pass.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import fnmatch

@@ -1,4 +1,4 @@
-"""Recipes of initialisation in use, each with its source."""
+"""Recipes of initialisation in use, each with its source. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
 import functools

@@ -1,4 +1,7 @@
-"""The record of one pass through a network: what was computed from what, with few numbers and no activations."""
+"""The record of one pass through a network: what was computed from what, with few numbers and no activations.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The result of an audit."""
+"""The result of an audit. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
 import json

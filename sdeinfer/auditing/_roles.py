@@ -1,4 +1,4 @@
-"""Roles, sizes and layers of parameters, read off the graph; and the logits."""
+"""Roles, sizes and layers of parameters, read off the graph; and the logits. Tests: `tests/auditing/test_audit.py`."""
 
 from sdeinfer.auditing._account import Account, Logits, Matrix
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source

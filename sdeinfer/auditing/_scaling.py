@@ -1,4 +1,7 @@
-"""Audits over sizes: how strengths and the stream grow with width and depth, a coordinate check with error bars."""
+"""Audits over sizes: how strengths and the stream grow with width and depth, a coordinate check with error bars.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import itertools

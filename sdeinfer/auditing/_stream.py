@@ -1,4 +1,7 @@
-"""The residual stream: the sums that a branch adds to, with factors, found from what depends on what."""
+"""The residual stream: the sums that a branch adds to, with factors, found from what depends on what.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 from collections.abc import Iterable

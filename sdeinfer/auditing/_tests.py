@@ -1,4 +1,7 @@
-"""Tests of the books against a recipe: σ of each tensor and of each role, laws, biases, norms, factors, logits."""
+"""Tests of the books against a recipe: σ of each tensor and of each role, laws, biases, norms, factors, logits.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""The record of a pass through a module of PyTorch, by its dispatch mode: what it computes, whoever calls it."""
+"""The record of a pass through a module of PyTorch, by its dispatch mode: what it computes, whoever calls it.
+
+Tests: `tests/auditing/test_torch_audit.py`.
+"""
 
 import contextlib
 import inspect

@@ -1,4 +1,7 @@
-"""Operations of PyTorch (aten) by what they do to the accounts of a pass."""
+"""Operations of PyTorch (aten) by what they do to the accounts of a pass.
+
+Tests: `tests/auditing/test_torch_audit.py`.
+"""
 
 import math
 from typing import Any

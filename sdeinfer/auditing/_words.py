@@ -1,4 +1,4 @@
-"""The initialisation of a network in words."""
+"""The initialisation of a network in words. Tests: `tests/auditing/test_audit.py`."""
 
 import math
 

@@ -1,4 +1,7 @@
-"""The branch of self-attention: softmax as it is, with masks, groups of heads and rotations of positions."""
+"""The branch of self-attention: softmax as it is, with masks, groups of heads and rotations of positions.
+
+Tests: `tests/blocks/test_law.py`.
+"""
 
 import math
 from typing import Any, ClassVar, NamedTuple

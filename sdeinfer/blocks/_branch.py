@@ -1,4 +1,7 @@
-"""The interface of a branch, what a residual block computes before its last linear map; its parameters and nodes."""
+"""The interface of a branch, what a residual block computes before its last linear map; its parameters and nodes.
+
+Tests: `tests/blocks/test_law.py`.
+"""
 
 import abc
 import dataclasses

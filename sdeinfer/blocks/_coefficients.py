@@ -1,4 +1,7 @@
-"""Observed increments reduced to what the posterior of strengths, gains and temperatures needs."""
+"""Observed increments reduced to what the posterior of strengths, gains and temperatures needs.
+
+Tests: `tests/blocks/test_law.py`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The MLP branch, plain or gated, and activations by name."""
+"""The MLP branch, plain or gated, and activations by name. Tests: `tests/blocks/test_law.py`."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The blocks of a network in the order of its branches."""
+"""The blocks of a network in the order of its branches. Tests: `tests/blocks/test_arguments.py`."""
 
 import dataclasses
 

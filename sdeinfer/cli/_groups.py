@@ -1,4 +1,7 @@
-"""Flags that several commands share, in groups: a group is one argument of a command, and a type with methods."""
+"""Flags that several commands share, in groups: a group is one argument of a command, and a type with methods.
+
+Tests: `tests/cli/test_fits.py`.
+"""
 
 import inspect
 import shlex

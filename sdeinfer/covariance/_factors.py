@@ -1,7 +1,7 @@
 """Factors of one matrix or of a stack (..., m, m): JAX arrays by JAX, and data, which are NumPy arrays, by NumPy.
 
 NumPy compiles nothing, whatever the number and size of the data. It rejects a whole stack if one matrix has no factor;
-these functions return NaN for that matrix, as JAX does.
+these functions return NaN for that matrix, as JAX does. Tests: `tests/covariance/test_diffusion.py`.
 """
 
 import functools

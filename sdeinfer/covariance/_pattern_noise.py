@@ -2,6 +2,7 @@
 
 The noise of attention is M + Mᵀ with M_αω = (1/m_α) (X G Xᵀ H_α V)_αω for normal G and V = XXᵀ. With E = R X this is
 M = [N̂ ∘ (X G Eᵀ)] E Xᵀ, N̂_αν = 1/m_α for ν in N_α: everything is a product of matrices.
+Tests: `tests/covariance/test_pattern.py`.
 """
 
 import functools

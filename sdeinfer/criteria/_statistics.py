@@ -1,6 +1,7 @@
 """Statistics of a network: functions of one path, differentiable in its covariances.
 
 Each maps an `Ensemble` of paths to one number per path. A function of an `Ensemble` can be used in the same way.
+Tests: `tests/criteria/test_criteria.py`.
 """
 
 import abc

@@ -1,4 +1,4 @@
-"""Tests of observed increments against the law of their blocks."""
+"""Tests of observed increments against the law of their blocks. Tests: `tests/models/test_branches.py`."""
 
 import functools
 from collections.abc import Mapping, Sequence

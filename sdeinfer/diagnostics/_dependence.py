@@ -1,4 +1,7 @@
-"""Tests of normal increments: independence of two groups of rows by Wilks's Λ, and fourth moments."""
+"""Tests of normal increments: independence of two groups of rows by Wilks's Λ, and fourth moments.
+
+Tests: `tests/models/test_branches.py`.
+"""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""The tests of each kind of data: are they of the fitted law, and what do they identify?"""
+"""The tests of each kind of data: are they of the fitted law, and what do they identify?
+
+Tests: `tests/diagnostics/test_check.py`.
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

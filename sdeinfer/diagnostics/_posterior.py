@@ -1,4 +1,7 @@
-"""A posterior as the diagnostics read it: draws, parameters, priors, and the data that were fitted."""
+"""A posterior as the diagnostics read it: draws, parameters, priors, and the data that were fitted.
+
+Tests: `tests/diagnostics/test_consequences.py`.
+"""
 
 import dataclasses
 import functools

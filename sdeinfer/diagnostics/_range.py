@@ -2,6 +2,7 @@
 
 The law of a layer is a series that does not hold there, but exact layers of width n can be drawn from any start, by the
 covariance chain. This tells data that left the range from data of another architecture.
+Tests: `tests/diagnostics/test_check.py`.
 """
 
 import jax.random as jr

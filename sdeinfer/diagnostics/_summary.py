@@ -1,4 +1,7 @@
-"""The parameters of a posterior, the summary of each, and the verdicts of all fits: on the sampler and the truth."""
+"""The parameters of a posterior, the summary of each, and the verdicts of all fits: on the sampler and the truth.
+
+Tests: `tests/diagnostics/test_check.py`.
+"""
 
 import math
 from collections.abc import Sequence

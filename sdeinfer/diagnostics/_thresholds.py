@@ -1,4 +1,4 @@
-"""Thresholds of the verdicts, with what they mean."""
+"""Thresholds of the verdicts, with what they mean. Tests: `tests/diagnostics/test_check.py`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Result of a check: single verdicts and the overall verdict."""
+"""Result of a check: single verdicts and the overall verdict. Tests: `tests/diagnostics/test_check.py`."""
 
 import dataclasses
 from typing import Any, Literal

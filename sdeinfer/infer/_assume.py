@@ -1,4 +1,7 @@
-"""Before a fit: its architecture, law and priors, checked before anything is computed; its device and precision."""
+"""Before a fit: its architecture, law and priors, checked before anything is computed; its device and precision.
+
+Tests: `tests/infer/test_fit.py`.
+"""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Run the chains of any sampler in chunks, on several cores, with a progress bar."""
+"""Run the chains of any sampler in chunks, on several cores, with a progress bar. Tests: `tests/infer/test_fit.py`."""
 
 import itertools
 import os

@@ -1,4 +1,7 @@
-"""The problem of observed covariances, whose layers have a law that holds in a range."""
+"""The problem of observed covariances, whose layers have a law that holds in a range.
+
+Tests: `tests/infer/test_fit.py`.
+"""
 
 import abc
 import dataclasses

@@ -1,4 +1,7 @@
-"""Values and log densities of a model's sites at many draws, in blocks of one shape."""
+"""Values and log densities of a model's sites at many draws, in blocks of one shape.
+
+Tests: `tests/likelihood/test_program.py`.
+"""
 
 import functools
 import math

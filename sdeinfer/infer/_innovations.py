@@ -3,7 +3,7 @@
 `PathStatistics` replace the features of V in the variances by functions of e. For 500 networks of width 512 and depth
 64 this moves γ and τ0 by 0.3 of a posterior standard deviation (root mean square), and by 2.5 where attention is
 strong. Newton steps with the score of the uncompressed law find the difference of the modes, and the `Adjustment`
-removes it.
+removes it. Tests: `tests/infer/test_sandwich.py`.
 """
 
 import math

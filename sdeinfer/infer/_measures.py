@@ -1,4 +1,7 @@
-"""Measures of the start of a transition, by which it is inside the range of the law or not."""
+"""Measures of the start of a transition, by which it is inside the range of the law or not.
+
+Tests: `tests/infer/test_range.py`.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial

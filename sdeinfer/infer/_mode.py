@@ -1,4 +1,7 @@
-"""The mode of a posterior, the layer there, and the potential and its gradient."""
+"""The mode of a posterior, the layer there, and the potential and its gradient.
+
+Tests: `tests/infer/test_sandwich.py`.
+"""
 
 import dataclasses
 import math

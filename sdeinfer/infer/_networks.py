@@ -1,4 +1,7 @@
-"""The problems: networks observed at every layer, in groups, or with latent layers; increments of branches."""
+"""The problems: networks observed at every layer, in groups, or with latent layers; increments of branches.
+
+Tests: `tests/models/test_hierarchical.py`.
+"""
 
 import dataclasses
 import functools

@@ -2,7 +2,7 @@
 
 `numpyro.infer.MCMC` compiles for every object and every data set. Here the data are an argument of the compiled
 function. The sampler uses pooled data, whose size does not grow with the number of networks; the likelihoods of single
-networks are computed afterwards for the kept draws.
+networks are computed afterwards for the kept draws. Tests: `tests/infer/test_fit.py`.
 """
 
 import dataclasses

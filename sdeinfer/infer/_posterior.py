@@ -1,4 +1,4 @@
-"""The posterior that a sampler of unconstrained parameters sees."""
+"""The posterior that a sampler of unconstrained parameters sees. Tests: `tests/infer/test_fit.py`."""
 
 from collections.abc import Mapping
 from typing import Any

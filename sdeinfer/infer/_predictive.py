@@ -1,4 +1,4 @@
-"""Predictions of the SDE for the observed networks at draws of the parameters."""
+"""Predictions of the SDE for the observed networks at draws of the parameters. Tests: `tests/infer/test_fit.py`."""
 
 import functools
 

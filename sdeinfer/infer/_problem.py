@@ -1,7 +1,7 @@
 """The problem of a fit: one kind of data, with what `fit` asks of it; and names of the axes of a program's sites.
 
 `fit` has no branch for a kind of data. A further kind is a subclass of `AbstractProblem`, which a function that is
-registered at `pose` makes for its type of model.
+registered at `pose` makes for its type of model. Tests: `tests/infer/test_fit.py`.
 """
 
 import abc

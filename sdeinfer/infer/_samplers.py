@@ -1,6 +1,7 @@
 """Interface of samplers: `fit(..., sampler=NUTS(draws=500))` takes `NUTS`, `Metropolis` or a custom sampler.
 
 A custom sampler subclasses `AbstractMarkovChain` and defines `start` and `step` of one chain.
+Tests: `tests/diagnostics/test_arviz.py`.
 """
 
 import abc

@@ -1,4 +1,7 @@
-"""Settings of a fit that the command line shares; this module must not import other modules of the package."""
+"""Settings of a fit that the command line shares; this module must not import other modules of the package.
+
+Tests: `tests/infer/test_fit.py`.
+"""
 
 from typing import Literal
 

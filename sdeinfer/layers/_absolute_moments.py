@@ -5,6 +5,7 @@ E[h_a² |h_c h_d|] has a closed form; E|h_a h_b h_c h_d| of four different token
 of nearly equal tokens, or where V is nearly singular, Q⁻¹ amplifies the error of that replacement without bound: the
 variance of five near copies was 10⁵ times too large. Quadrature is not amplified, since its |h| are those of actual h,
 but it is less accurate for other V. The moments are therefore the closed forms where the quadrature confirms them.
+Tests: `tests/layers/test_pattern_order.py`.
 """
 
 import functools

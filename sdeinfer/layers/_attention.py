@@ -1,4 +1,4 @@
-"""Shaped attention, Eq. 1, 9 and Theorem 4.2."""
+"""Shaped attention, Eq. 1, 9 and Theorem 4.2. Tests: `tests/layers/test_limits.py`."""
 
 import functools
 import math

@@ -1,4 +1,7 @@
-"""The interface of a layer: a finite-width map with random weights, and the limit of its covariance."""
+"""The interface of a layer: a finite-width map with random weights, and the limit of its covariance.
+
+Tests: `tests/layers/test_forward.py`.
+"""
 
 import abc
 import dataclasses

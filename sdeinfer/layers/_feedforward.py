@@ -1,4 +1,7 @@
-"""Layers of the shaped ReLU σ_s(x) = s₊ max(x, 0) + s₋ min(x, 0), s± = 1 + c±/√n: the MLP and the residual layer."""
+"""Layers of the shaped ReLU σ_s(x) = s₊ max(x, 0) + s₋ min(x, 0), s± = 1 + c±/√n: the MLP and the residual layer.
+
+Tests: `tests/layers/test_limits.py`.
+"""
 
 import functools
 import math

@@ -3,7 +3,7 @@
 Random numbers dominate the cost of sampling a small covariance. These are three times faster than `jax.random` under
 `vmap`: an unrolled Threefry that uses both output words, and Box–Muller pairs for normals. A call takes a third of the
 compilation time of `jax.random.normal` under `vmap`, but still most of that of a layer: a layer should draw all its
-numbers in few calls.
+numbers in few calls. Tests: `tests/networks/test_chain.py`.
 """
 
 import math

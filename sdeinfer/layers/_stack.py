@@ -1,4 +1,7 @@
-"""Stacks of layers: the coefficients of their limits add (Eq. 11, Corollary 4.3)."""
+"""Stacks of layers: the coefficients of their limits add (Eq. 11, Corollary 4.3).
+
+Tests: `tests/layers/test_finite_width.py`.
+"""
 
 import abc
 import dataclasses

@@ -1,4 +1,7 @@
-"""Random numbers of networks by NumPy: the counterpart of `NetworkKeys` for networks that are sampled once."""
+"""Random numbers of networks by NumPy: the counterpart of `NetworkKeys` for networks that are sampled once.
+
+Tests: `tests/networks/test_chain.py`.
+"""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Templates: layers that give a fit everything but the values of the parameters."""
+"""Templates: layers that give a fit everything but the values of the parameters. Tests: `tests/test_parameters.py`."""
 
 import dataclasses
 import inspect

@@ -4,7 +4,7 @@ The columns of X form equal blocks, one per head if the heads' columns stay apar
 V = X Xᵀ/n with the block's columns X and the full width n.
 
 The functions map NumPy arrays to NumPy arrays, with `NetworkStreams`: networks that are sampled once compile nothing.
-With `NetworkKeys` they are JAX's, and have derivatives.
+With `NetworkKeys` they are JAX's, and have derivatives. Tests: `tests/networks/test_chain.py`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,7 @@
-"""Increments of residual branches: prepared data, their distribution, and models of them."""
+"""Increments of residual branches: prepared data, their distribution, and models of them.
+
+Tests: `tests/models/test_branches.py`.
+"""
 
 import dataclasses
 from collections.abc import Mapping

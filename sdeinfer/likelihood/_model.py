@@ -2,6 +2,7 @@
 
 A program is a function of prepared data. A custom program is any function of a path that samples parameters, builds a
 layer and observes a `CovariancePath`; `as_model` wraps it as an `EveryLayer`, `each_network` if it needs every network.
+Tests: `tests/infer/test_models.py`.
 """
 
 import abc

@@ -1,4 +1,7 @@
-"""The data that a NumPyro program observes, with an adjustment; and those of the plain likelihood of transitions."""
+"""The data that a NumPyro program observes, with an adjustment; and those of the plain likelihood of transitions.
+
+Tests: `tests/likelihood/test_adjustment.py`.
+"""
 
 import abc
 import dataclasses

@@ -6,6 +6,7 @@ interpolation converges like r^{−J}, r = π/H + √(1 + π²/H²), uniformly i
 
 Each pair (i, j) of spectral coordinates has its own nodes and f̄_k, and a node at e = 0: Lᵀ H_m L has an eigenvalue 0,
 so e = 0 up to rounding for one term of every transition, and for several with an attention pattern.
+Tests: `tests/likelihood/test_statistics.py`.
 """
 
 import dataclasses

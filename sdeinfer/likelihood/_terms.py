@@ -1,4 +1,7 @@
-"""The data terms of the likelihood of transitions, and their means and variances by the law of a layer of width n."""
+"""The data terms of the likelihood of transitions, and their means and variances by the law of a layer of width n.
+
+Tests: `tests/likelihood/test_transitions.py`.
+"""
 
 import collections
 import hashlib

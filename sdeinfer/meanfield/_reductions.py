@@ -1,4 +1,7 @@
-"""Exact reductions for Q = K = V = I: infinitely many tokens on the circle, and tokens of one inner product."""
+"""Exact reductions for Q = K = V = I: infinitely many tokens on the circle, and tokens of one inner product.
+
+Tests: `tests/meanfield/test_modes.py`.
+"""
 
 import diffrax
 import equinox as eqx

@@ -5,7 +5,7 @@ noise, and is uncorrelated between tokens and layers. A direction in which netwo
 the score ⟨e, g⟩/σ at δ = 0, summed over tokens and layers. The square of this sum over its variance is χ², after the
 scores of the fitted β, step and noise are projected out (Lagrange multiplier test). Variances are those of tokens that
 are simulated from the law, given the observed layers before: the sums of squares of the observed ones reject too often,
-since scores of the noise have long tails.
+since scores of the noise have long tails. Tests: `tests/meanfield/test_program.py`.
 """
 
 import math

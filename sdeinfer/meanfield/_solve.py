@@ -1,4 +1,4 @@
-"""Solve a self-attention flow on the sphere by Diffrax."""
+"""Solve a self-attention flow on the sphere by Diffrax. Tests: `tests/meanfield/test_clusters.py`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,7 @@
 """Constants of a block of one width, and its arguments from a layer, for the modules of both libraries.
 
 Constants are floats of Python, so that a program of PyTorch makes no arrays of JAX.
+Tests: `tests/modules/test_modules.py`.
 """
 
 import dataclasses

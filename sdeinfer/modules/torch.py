@@ -4,6 +4,7 @@
     blocks = nn.ModuleList(ShapedTransformer.of(layer.at((l + 0.5) / 512), 512) for l in range(64))
 
 Weights are matrices without biases, at first with independent N(0, 1/fan_in) entries; γ, τ0, c₊ and c₋ are constants.
+Tests: `tests/modules/test_modules.py`.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Increments of residual blocks, by sampling networks with their weights."""
+"""Increments of residual blocks, by sampling networks with their weights. Tests: `tests/blocks/test_law.py`."""
 
 import equinox as eqx
 import jax

@@ -1,4 +1,7 @@
-"""Arrays of any library as NumPy arrays of real numbers, and optional libraries."""
+"""Arrays of any library as NumPy arrays of real numbers, and optional libraries.
+
+Tests: `tests/observation/test_observe.py`.
+"""
 
 import importlib
 import re

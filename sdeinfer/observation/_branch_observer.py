@@ -1,4 +1,7 @@
-"""Residual branches reduced to covariances while networks run, one branch at a time."""
+"""Residual branches reduced to covariances while networks run, one branch at a time.
+
+Tests: `tests/observation/test_branches.py`.
+"""
 
 from collections.abc import Iterable
 from typing import Any

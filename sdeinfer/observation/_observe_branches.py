@@ -1,7 +1,7 @@
 """Reduce residual streams, or networks that produce them, to the Dataset of their branches.
 
 A branch is (kind, module), or (kind, reader, writer): U is the first array that the reader gets, D what the writer
-returns, or the first entry of a tuple.
+returns, or the first entry of a tuple. Tests: `tests/observation/test_capture.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

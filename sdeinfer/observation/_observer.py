@@ -1,4 +1,7 @@
-"""Hidden states reduced to covariances while networks run, with two layers in memory at a time; the tokens observed."""
+"""Hidden states reduced to covariances while networks run, with two layers in memory at a time; the tokens observed.
+
+Tests: `tests/observation/test_observe.py`.
+"""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The figure of an audit."""
+"""The figure of an audit. Tests: `tests/plots/test_samples.py`."""
 
 from collections.abc import Iterable
 

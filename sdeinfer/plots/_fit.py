@@ -1,4 +1,7 @@
-"""A posterior and the mixing of its chains, by arviz-plots, and the innovations of the layers."""
+"""A posterior and the mixing of its chains, by arviz-plots, and the innovations of the layers.
+
+Tests: `tests/plots/test_over_depth.py`.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

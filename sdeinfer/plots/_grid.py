@@ -1,4 +1,7 @@
-"""A number over a grid of two settings, and tokens on the circle and the sphere."""
+"""A number over a grid of two settings, and tokens on the circle and the sphere.
+
+Tests: `tests/plots/test_samples.py`.
+"""
 
 import numpy as np
 import xarray as xr

@@ -1,4 +1,4 @@
-"""Colours, sizes, frames and legends that all figures share."""
+"""Colours, sizes, frames and legends that all figures share. Tests: `tests/plots/test_samples.py`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""An audit as one HTML page."""
+"""An audit as one HTML page. Tests: `tests/cli/test_audit.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Figures of a report, as files and inlined in its page, which therefore needs no network access."""
+"""Figures of a report, as files and inlined in its page, which therefore needs no network access.
+
+Tests: `tests/report/test_fit.py`.
+"""
 
 import base64
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""A tuned layer as one HTML page."""
+"""A tuned layer as one HTML page. Tests: `tests/cli/test_studies.py`."""
 
 from collections.abc import Mapping
 from pathlib import Path

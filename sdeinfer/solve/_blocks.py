@@ -1,4 +1,7 @@
-"""Many paths in blocks of one shape, on all cores: one compiled program serves all data."""
+"""Many paths in blocks of one shape, on all cores: one compiled program serves all data.
+
+Tests: `tests/solve/test_paths.py`.
+"""
 
 from collections.abc import Callable
 

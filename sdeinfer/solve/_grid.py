@@ -1,4 +1,7 @@
-"""The solver's time grid, made from the times to save, and the coefficients of the SDE over it."""
+"""The solver's time grid, made from the times to save, and the coefficients of the SDE over it.
+
+Tests: `tests/layers/test_over_depth.py`.
+"""
 # pyright: reportIncompatibleVariableOverride=false
 # Diffrax declares attributes that subclasses implement as fields.
 

@@ -1,4 +1,7 @@
-"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size."""
+"""A Diffrax solver that steps a factor X of V = XXᵀ, so that V stays positive semi-definite for every step size.
+
+Tests: `tests/solve/test_laws.py`.
+"""
 # pyright: reportIncompatibleVariableOverride=false
 # Diffrax declares t0, t1 and levy_area as attributes and implements them as properties and fields, as this file does.
 

@@ -2,6 +2,7 @@
 
 Where the grid is data, Diffrax's loop serves all grids with one program. It is differentiated forwards here; its
 adjoints for other modes compile for longer than a scan with checkpoints over a known grid, and take longer to run.
+Tests: `tests/solve/test_simulate.py`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Shaped attention in the limit, Theorem 4.2: the drift θ₁ B₁ and the noise κ² 𝒜, of any attention pattern."""
+"""Shaped attention in the limit, Theorem 4.2: the drift θ₁ B₁ and the noise κ² 𝒜, of any attention pattern.
+
+Tests: `tests/layers/test_limits.py`.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple

@@ -1,4 +1,7 @@
-"""The noise of attention as a flow of weak order 2, dX = b(X)[dG]; its covariance is κ² 𝒜 (Theorem 4.2)."""
+"""The noise of attention as a flow of weak order 2, dX = b(X)[dG]; its covariance is κ² 𝒜 (Theorem 4.2).
+
+Tests: `tests/solve/test_splitting.py`.
+"""
 
 import math
 

@@ -2,6 +2,7 @@
 
 Every shaped architecture has drift θ₁ B₁(V) + θ₂ B₂(V) and diffusion a Σ_lin(V) + κ² 𝒜(V); B₁ and 𝒜 depend on the
 attention pattern. Stacking layers adds drifts and diffusions, hence coefficients (Corollary 4.3).
+Tests: `tests/test_parameters.py`.
 """
 
 import operator

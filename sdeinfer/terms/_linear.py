@@ -1,4 +1,7 @@
-"""The linear noise a Σ_lin of a Gaussian linear map, Σ_lin^{αβ,γδ} = V_αγ V_βδ + V_αδ V_βγ (Theorem 3.2)."""
+"""The linear noise a Σ_lin of a Gaussian linear map, Σ_lin^{αβ,γδ} = V_αγ V_βδ + V_αδ V_βγ (Theorem 3.2).
+
+Tests: `tests/solve/test_splitting.py`.
+"""
 
 import dataclasses
 

@@ -1,4 +1,7 @@
-"""The shaped ReLU in the limit, Theorem 3.2: the drift θ₂ B₂ by the arc-cosine kernel."""
+"""The shaped ReLU in the limit, Theorem 3.2: the drift θ₂ B₂ by the arc-cosine kernel.
+
+Tests: `tests/layers/test_relu.py`.
+"""
 
 import dataclasses
 import functools

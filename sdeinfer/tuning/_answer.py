@@ -1,4 +1,7 @@
-"""The answer of a search: values on fresh networks, and the conditions of Karush, Kuhn and Tucker at the solution."""
+"""The answer of a search: values on fresh networks, and the conditions of Karush, Kuhn and Tucker at the solution.
+
+Tests: `tests/tuning/test_tune.py`.
+"""
 
 import math
 import time

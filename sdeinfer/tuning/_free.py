@@ -1,4 +1,7 @@
-"""Which parameters of a layer tuning chooses, from what is fixed, and their boxes."""
+"""Which parameters of a layer tuning chooses, from what is fixed, and their boxes.
+
+Tests: `tests/tuning/test_tune.py`.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

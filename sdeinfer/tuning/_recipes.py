@@ -1,4 +1,4 @@
-"""Recipes of given blocks, and the weights that they declare."""
+"""Recipes of given blocks, and the weights that they declare. Tests: `tests/tuning/test_hand_over.py`."""
 
 import functools
 import math

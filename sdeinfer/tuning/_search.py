@@ -1,4 +1,7 @@
-"""Search: a coarse scan for a start, then sequential quadratic programming with exact gradients of the sample."""
+"""Search: a coarse scan for a start, then sequential quadratic programming with exact gradients of the sample.
+
+Tests: `tests/tuning/test_problem.py`.
+"""
 
 import contextlib
 import dataclasses

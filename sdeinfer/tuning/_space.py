@@ -1,4 +1,7 @@
-"""The parameters that tuning chooses: their coordinates on the real line, and the coefficients of the SDE at them."""
+"""The parameters that tuning chooses: their coordinates on the real line, and the coefficients of the SDE at them.
+
+Tests: `tests/tuning/test_problem.py`.
+"""
 
 import dataclasses
 import functools

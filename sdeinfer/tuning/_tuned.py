@@ -1,4 +1,4 @@
-"""The result of tuning."""
+"""The result of tuning. Tests: `tests/tuning/test_tune.py`."""
 
 import dataclasses
 import json

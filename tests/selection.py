@@ -100,8 +100,8 @@ def measured() -> tuple[dict[str, tuple[str, float]], dict[str, list[str]], floa
 
 
 def test_of(case: str) -> str:
-    """The test of a case."""
-    return case.partition("[")[0]
+    """The test of a case, as the table names it."""
+    return case.removeprefix("tests/").partition("[")[0]
 
 
 def caught() -> dict[str, list[str]]:
@@ -139,20 +139,17 @@ def main() -> int:
     seconds = collections.defaultdict(collections.Counter)
     for case, (kind, taken) in rows.items():
         seconds[test_of(case)][kind] += taken
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        file.write(
-            f"# {commit.stdout.strip()}, {time.strftime('%Y-%m-%d')}: default tests run {share:.1f} % of the lines\n"
-        )
+        file.write(f"# {commit}, {time.strftime('%Y-%m-%d')}: default tests run {share:.1f} % of the lines\n")
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(["test", "default s", "long s", "lines alone", "catches alone", "catches"])
         for test in sorted(seconds, key=lambda test: -seconds[test].total()):
             taken, (own, shared) = seconds[test], catches[test]
             if taken.total() >= SHOWN or own or shared:
                 cells = [f"{taken['default']:.1f}", f"{taken['long']:.1f}", len(alone[test])]
-                table.writerow([test.removeprefix("tests/"), *cells, "; ".join(own), "; ".join(shared)])
+                table.writerow([test, *cells, "; ".join(own), "; ".join(shared)])
     missing = [name for name, tests in guards.items() if not tests]
     print(f"{share:.1f} % of the lines by default; mutations without a guard: {'; '.join(missing) or 'none'}")
     return 1 if missing else 0

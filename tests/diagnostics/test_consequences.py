@@ -139,6 +139,7 @@ def test_predicted_moves_happen(record):
     assert scatter < 0.5
 
 
+@pytest.mark.long
 def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
     data = transitions(256)
     (limit, tree), (exact, _) = mode_of(data, "limit"), mode_of(data)

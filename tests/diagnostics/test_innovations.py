@@ -55,6 +55,7 @@ def one_layer(layer, tokens: int, width: int = 64):
     return V, after, next(innovations(path, law)), u
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
 def test_score_is_the_gradient_of_the_naive_log_density(name):
     layer, width = LAYERS[name](), 64
@@ -98,6 +99,7 @@ def layer_information(layer, V, width):
     return of_mean + slopes[2:].T @ of_variance @ slopes[2:] / 2
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["transformer", "attention", "feedforward", "mlp"])
 def test_information_in_spectral_coordinates_is_that_of_dense_matrices(name):
     layer = LAYERS[name]()
@@ -113,6 +115,7 @@ def test_layers_of_the_law_are_not_flagged(key):
     assert_within(table["z"])
 
 
+@pytest.mark.one_case("switches2-growth-24")
 @pytest.mark.parametrize(
     ("switches", "direction", "networks"),
     [

@@ -18,6 +18,7 @@ def checked_with(fitted: xr.DataTree, X: np.ndarray):
     return si.check(tree)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("shared", [True, False])
 def test_prompts_of_one_network_are_not_networks(fitted, shared):
     sizes = {"networks": 24, "depth": 10, "tokens": 3, "gamma": 0.6}

@@ -38,7 +38,7 @@ def test_layers_of_few_transitions_are_not_tested():
     assert verdict_on([1, 1, 3], networks=FEWEST_OF_A_LAYER - 1) == []
 
 
-def test_states_that_were_not_observed_are_found(fitted, networks):
+def test_states_that_were_not_observed_are_found(fitted, checked, networks):
     truth = si.ShapedTransformer(gamma=0.6, tau0=1.0, c_plus=1.0, c_minus=-3.0)
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.4)
     longer = si.sample_networks(truth, V0, width=96, depth=12, networks=24, key=jr.key(1))
@@ -48,7 +48,7 @@ def test_states_that_were_not_observed_are_found(fitted, networks):
     found = {each.name: each for each in si.check(tree).verdicts}["noise of one layer"]
     assert not found.passed
     assert found.advice.startswith("from layer 0 to 1 ")
-    assert {each.name: each for each in si.check(fitted).verdicts}["noise of one layer"].passed
+    assert {each.name: each for each in checked.verdicts}["noise of one layer"].passed
 
 
 def test_the_verdict_has_the_share_of_transitions_where_the_others_are_compared():

@@ -119,7 +119,7 @@ from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer, call_
 from sdeinfer.layers._wishart import wishart_draws, wishart_factor
 from sdeinfer.likelihood import _terms, _transitions
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
-from sdeinfer.likelihood._bridge import Span, bridge
+from sdeinfer.likelihood._bridge import Span, _log, bridge
 from sdeinfer.likelihood._full_path import FullPath, densities_at
 from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 from sdeinfer.likelihood._model import as_model

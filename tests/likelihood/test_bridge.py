@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.budget import assert_estimate
 from helpers.cases import LAYERS, random_covariance
-from helpers.internals import LayerLaw, Span, bridge, layer_step, unvech, vech
+from helpers.internals import LayerLaw, Span, _log, bridge, layer_step, unvech, vech
 from helpers.references import assert_agrees
 from scipy import stats
 
@@ -202,3 +202,11 @@ def test_gradients_are_finite_and_right(start):
         up, down = (value_and_slope(at + step, *given)[0] for step in (unit, -unit))
         numerical.append((up - down) / 2e-6)
     np.testing.assert_allclose(value_and_slope(at, *given)[1], numerical, rtol=1e-5, atol=1e-5)
+
+
+def test_the_logarithm_is_its_series():
+    """Four terms of log D = 2 (y + y³/3 + …) with y = (D − I)(D + I)⁻¹; the rest is at most 2 y⁹/(9 (1 − y²))."""
+    values, axes = np.array([0.5, 1.0, 2.0]), np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    logarithm = _log(jnp.asarray(axes * values @ axes.T)[..., None])[..., 0]
+    y = 1 / 3
+    assert np.abs(logarithm - axes * np.log(values) @ axes.T).max() <= 2 * y**9 / (9 * (1 - y**2))

@@ -109,3 +109,14 @@ def test_it_has_about_the_skewness_of_a_real_layer(name, key):
     found, by_step = (np.mean([stats.skew(x) / x.std() for x in values.T]) for values in (real, ours))
     print(f"\n{name}: skewness {found:.2f} s, of the step {by_step:.2f} s, of a Gaussian 0")
     assert abs(by_step - found) < 0.4
+
+
+@pytest.mark.parametrize("power", [2, 4, 8, 16])
+def test_a_power_has_the_skewness_of_its_step(power):
+    """The skewness of (1 + y)^p over its relative standard deviation, for a normal y of small variance."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    values = (1 + 1e-3 * nodes) ** power
+    mean = np.average(values, weights=weights)
+    second, third = (np.average((values - mean) ** k, weights=weights) for k in (2, 3))
+    skewness = third * mean / second**2
+    assert {power_of(skewness + shift) for shift in (-0.05, 0.0, 0.05)} == {power}

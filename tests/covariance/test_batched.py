@@ -14,12 +14,8 @@ from helpers.internals import UNROLLED, cholesky, is_positive_definite, matmul, 
 
 TOGETHER = 25
 SIZES = [*((m, np.float64) for m in (1, 3, UNROLLED, UNROLLED + 1)), (3, np.float32), (UNROLLED + 1, np.float32)]
-TOKENS = pytest.mark.parametrize(("tokens", "dtype"), SIZES)
-SHAPES = pytest.mark.parametrize(
-    ("tokens", "dtype", "batch"),
-    [(*size, (TOGETHER,)) for size in SIZES]
-    + [(m, np.float64, batch) for m in (3, UNROLLED + 1) for batch in [(), (2, 3)]],
-)
+SHAPES = [(*size, (TOGETHER,)) for size in SIZES]
+SHAPES += [(m, np.float64, batch) for m in (3, UNROLLED + 1) for batch in [(), (2, 3)]]
 BOTH_SIDES = pytest.mark.parametrize(("tokens", "dtype"), SIZES[1:])
 
 
@@ -65,7 +61,8 @@ def factorisations(A) -> list[np.ndarray]:
     return [np.asarray(x)[..., : A.shape[-1]] for x in compiled_factorisations(many)]
 
 
-@SHAPES
+@pytest.mark.one_case("17-float64-batch3")
+@pytest.mark.parametrize(("tokens", "dtype", "batch"), SHAPES)
 def test_definite_matrices_have_choleskys_factor(tokens, batch, dtype, rng):
     A = definite(rng, tokens, *batch).astype(dtype)
     L, semidefinite, is_definite = factorisations(A)
@@ -97,7 +94,8 @@ def singular_tokens(rng, tokens: int) -> dict[str, np.ndarray]:
     }
 
 
-@TOKENS
+@pytest.mark.one_case("3-float32")
+@pytest.mark.parametrize(("tokens", "dtype"), SIZES)
 def test_singular_matrices_have_a_factor_of_their_rank(tokens, dtype, rng):
     kinds = singular_tokens(rng, tokens) if tokens > 1 else {"nothing": np.zeros((1, 1))}
     A = gram(np.stack(list(kinds.values()), axis=-1)).astype(dtype)
@@ -117,6 +115,7 @@ def test_singular_matrices_have_a_factor_of_their_rank(tokens, dtype, rng):
         assert ranks["half the rank"] == max(tokens // 2, 1)
 
 
+@pytest.mark.one_case("3-float32")
 @BOTH_SIDES
 def test_tokens_that_almost_coincide_keep_what_others_see_of_their_difference(tokens, dtype, rng):
     """x₁ and x₂ at ρ = 1 − g, and x₃ along x₁ − x₂: what elimination leaves of x₂ is as small as its rounding."""
@@ -132,6 +131,7 @@ def test_tokens_that_almost_coincide_keep_what_others_see_of_their_difference(to
     assert_factor(factorisations(A)[1], A)
 
 
+@pytest.mark.one_case("17-float64")
 @BOTH_SIDES
 def test_indefinite_and_broken_matrices_are_not_definite(tokens, dtype, rng):
     A = definite(rng, tokens)
@@ -158,6 +158,7 @@ def derivatives(A, direction, weights):
     return forwards, jax.grad(lambda A: jnp.sum(weights * product(A)))(A)
 
 
+@pytest.mark.one_case("17")
 @pytest.mark.parametrize("tokens", [1, 3, UNROLLED + 1])
 def test_derivative_of_l_lt_is_the_identity_on_symmetric_directions(tokens, rng):
     A, direction, weights = definite(rng, 3 * tokens, 2)[:tokens, :tokens], *rng.normal(size=(2, tokens, tokens, 2))
@@ -170,6 +171,7 @@ def test_derivative_of_l_lt_is_the_identity_on_symmetric_directions(tokens, rng)
     np.testing.assert_allclose(np.sum(backwards * direction, axis=(0, 1)), slope, atol=allowed * scale.max(), rtol=0)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("tokens", [3, UNROLLED + 1])
 def test_gradients_are_finite_in_a_batch_that_holds_singular_matrices(tokens, rng):
     kinds = list(singular_tokens(rng, tokens).values())

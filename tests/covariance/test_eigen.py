@@ -10,7 +10,6 @@ import pytest
 from helpers.internals import SWEEPS, eigh, matmul, transpose
 
 SIZES = [1, 2, 3, 4, max(SWEEPS), max(SWEEPS) + 1]
-TOKENS = pytest.mark.parametrize("tokens", SIZES)
 TOGETHER = 500
 """Matrices of one size and type, in one program."""
 
@@ -22,38 +21,38 @@ def symmetric(tokens: int, *batch: int, seed: int = 0) -> np.ndarray:
     return G + np.swapaxes(G, 0, 1)
 
 
-def assert_decomposes(A, tokens: int) -> None:
-    """A has up to TOGETHER matrices; or is one, for which there is a program of its own."""
-    many = A[..., np.arange(TOGETHER) % A.shape[-1]] if A.ndim == 3 else A
-    values, vectors = (np.asarray(x, np.float64) for x in compiled_eigh(many))
-    if A.ndim == 3:
-        values, vectors = values[..., : A.shape[-1]], vectors[..., : A.shape[-1]]
-    allowed = 16 * tokens * np.finfo(A.dtype).eps * np.abs(A).max()
-    np.testing.assert_allclose(np.einsum("ik...,k...,jk...->ij...", vectors, values, vectors), A, atol=allowed)
+def assert_decomposes(A) -> None:
+    """Of up to TOGETHER matrices."""
+    tokens, _, count = A.shape
+    found = compiled_eigh(A[..., np.arange(TOGETHER) % count])
+    values, vectors = (np.asarray(x, np.float64)[..., :count] for x in found)
+    allowed = 16 * tokens * np.finfo(A.dtype).eps
+    of_vectors = np.einsum("kib,kjb->ijb", vectors, vectors) - np.eye(tokens)[..., None]
     np.testing.assert_allclose(
-        np.einsum("ki...,kj...->ij...", vectors, vectors),
-        np.broadcast_to(np.eye(tokens).reshape(tokens, tokens, *[1] * (A.ndim - 2)), A.shape),
-        atol=16 * tokens * np.finfo(A.dtype).eps,
+        np.einsum("ikb,kb,jkb->ijb", vectors, values, vectors), A, atol=allowed * np.abs(A).max()
     )
+    np.testing.assert_allclose(of_vectors, 0.0, atol=allowed)
     assert (np.diff(values, axis=0) >= 0).all()
 
 
+@pytest.mark.one_case("4-float64")
 @pytest.mark.parametrize(
     ("tokens", "dtype"),
     [(m, np.float64) for m in SIZES] + [(m, np.float32) for m in (1, 2, 3, 4, max(SWEEPS) + 1)],
 )
 def test_decomposes_what_it_is_given(tokens, dtype):
-    assert_decomposes(symmetric(tokens, TOGETHER).astype(dtype), tokens)
+    assert_decomposes(symmetric(tokens, TOGETHER).astype(dtype))
 
 
-@TOKENS
+@pytest.mark.one_case("4")
+@pytest.mark.parametrize("tokens", SIZES)
 def test_equal_zero_and_nearly_equal_eigenvalues(tokens):
     rng = np.random.default_rng(1)
     U, _ = np.linalg.qr(rng.normal(size=(tokens, tokens)))
     spectra = [np.ones(tokens), np.zeros(tokens), np.r_[0.0, np.ones(tokens - 1)], 1 + 1e-9 * np.arange(tokens)]
     spectra += [10.0 ** -np.arange(tokens)]
-    assert_decomposes(np.stack([U * s @ U.T for s in spectra], axis=-1), tokens)
-    assert_decomposes(np.stack([np.diag(s) for s in spectra], axis=-1), tokens)
+    assert_decomposes(np.stack([U * s @ U.T for s in spectra], axis=-1))
+    assert_decomposes(np.stack([np.diag(s) for s in spectra], axis=-1))
 
 
 @jax.jit
@@ -67,6 +66,7 @@ def root_and_slopes(A, dA, G):
     return *jax.jvp(root, (A,), (dA,)), jax.grad(lambda A: jnp.sum(G * root(A)))(A)
 
 
+@pytest.mark.one_case("3")
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, max(SWEEPS) + 1])
 def test_functions_of_a_matrix_have_their_derivatives(tokens):
     """Of √A, whose derivative solves X √A + √A X = dA; forwards and backwards."""

@@ -10,6 +10,7 @@ import sdeinfer as si
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
+@pytest.mark.one_case("m4-float32")
 @DTYPES
 def test_a_matrix_is_packed_centred_and_factorised(V, dtype):
     """By rows of the upper triangle, by the projection H, and by a square root."""

@@ -23,7 +23,7 @@ from helpers.references import wishart_path
 from numpy.typing import ArrayLike
 
 from sdeinfer.covariance import Pattern, coordinates
-from sdeinfer.layers import Limit
+from sdeinfer.layers import FiniteWidth, Limit
 from sdeinfer.likelihood import with_pattern
 from sdeinfer.observation import covariance_dataset
 
@@ -31,12 +31,9 @@ WIDTH = 40
 LAWS = ("limit", "finite-width")
 
 
-_laws_of_widths = jax.jit(lambda layer, widths: jax.vmap(layer.finite_width)(widths))
-
-
 def law_of(layer, path: AbstractPath, law: str):
     """With coefficients of all terms, zero for those that a layer has not: one program serves all layers."""
-    own = layer.limit() if law == "limit" else _laws_of_widths(layer, path.widths)
+    own = layer.limit() if law == "limit" else jax.vmap(layer.finite_width)(path.widths)
     of = own if law == "limit" else own.limit
     limit = Limit(of.attention_drift, of.relu_drift, of.linear_noise, of.attention_noise, pattern=of.pattern)
     own = limit if law == "limit" else eqx.tree_at(lambda law: law.limit, own, limit)
@@ -49,8 +46,10 @@ def log_prob_of_law(law, path: PathStatistics):
 
 
 def log_prob(layer, statistics: PathStatistics, law: str = "limit") -> np.ndarray:
-    """In a program for each shape of the statistics, whatever the layer."""
-    return np.asarray(log_prob_of_law(law_of(layer, statistics, law), statistics))
+    """By NumPy, which compiles nothing."""
+    on_host, layer = jax.tree.map(np.asarray, (statistics, layer))
+    laws = [FiniteWidth.of_limit(layer.limit()) if law == "limit" else layer.finite_width(n) for n in on_host.widths]
+    return on_host.log_density(jax.tree.map(lambda *each: np.stack(each), *laws), on_host.weights)
 
 
 def assert_dense_normals(found, layer, paths, widths) -> None:

@@ -46,6 +46,7 @@ def draw(step, power: int, count: int, key) -> np.ndarray:
     return np.asarray(_draw(step, power, count, key))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("name", "tokens", "power"), [("transformer", 3, 16), ("transformer", 3, 2), ("mlp", 1, 4)])
 def test_its_mean_and_variance_are_those_of_the_law(name, tokens, power, key):
     """Against the index sums of the paper, over 100,000 draws; what is left out goes with n⁻³."""

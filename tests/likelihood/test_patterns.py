@@ -1,15 +1,11 @@
 """The law of a path with an attention pattern: the dense normal of its transitions."""
 
-import itertools
-
 import numpy as np
 import pytest
 from helpers.cases import CAUSAL
 from helpers.internals import FullPath, path_layout, path_statistics, require_complete
-from helpers.references import wishart_path
 from likelihood.paths import (
     WIDTH,
-    assert_dense_normals,
     common_path,
     log_prob,
     path_of,
@@ -18,26 +14,6 @@ from likelihood.paths import (
 
 import sdeinfer as si
 from sdeinfer.observation import covariance_dataset
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4])
-def test_log_likelihood_is_the_dense_normal(tokens, masked_layer):
-    paths, layer = common_path(tokens), masked_layer(tokens)
-    statistics = statistics_of(paths, pattern=layer.limit().pattern)
-    assert_dense_normals(log_prob(layer, statistics), layer, paths, WIDTH)
-
-
-def test_networks_of_several_widths_and_wild_parameters():
-    layer = CAUSAL["causal transformer"]()
-    widths = [15, 40, 300]
-    paths = np.stack([wishart_path(3, 6, width=n, seed=n) for n in widths])
-    statistics = statistics_of(paths, width=widths, pattern=si.CAUSAL)
-    wild = [
-        si.ShapedTransformer(gamma, tau0, 2.0, -3.0, pattern=si.CAUSAL)
-        for gamma, tau0 in itertools.product([0.01, 0.3, 1.0], [1e-2, 1.0, 1e2])
-    ]
-    for each in (layer, *wild):
-        assert_dense_normals(log_prob(each, statistics), each, paths, widths)
 
 
 def test_more_nodes_and_pooling_change_nothing():

@@ -9,6 +9,7 @@ from helpers.cases import LAYERS, PATTERNS, masked_layer_of
 from helpers.internals import (
     EVERY_TOKEN,
     USED,
+    FullPath,
     Transitions,
     log_likelihoods,
     observed_path,
@@ -36,6 +37,11 @@ def data_of(paths, *, pattern: si.Pattern = EVERY_TOKEN):
 
 
 @jax.jit
+def _density(law, path: Transitions):
+    return path.log_density(law, path.observed)
+
+
+@jax.jit
 def _density_and_slope(law, path: Transitions, V):
     def total(V):
         density = path.log_density(law, V)
@@ -45,12 +51,16 @@ def _density_and_slope(law, path: Transitions, V):
     return density, slope
 
 
-def density_and_slope(layer, path: Transitions, V=None, law: str = "finite-width") -> tuple[np.ndarray, np.ndarray]:
-    """Densities of networks, and the gradient of the sum in V: one program for all layers and laws of a pattern."""
+def law_of_widths(layer, path: Transitions, law: str):
+    """Of one structure: one program for all layers and laws of a pattern."""
     own = law_of(layer, path, law)
-    own = of_limits(own, len(path.widths)) if law == "limit" else own
-    density, slope = _density_and_slope(own, path, path.observed if V is None else V)
-    return np.asarray(density), np.asarray(slope)
+    return of_limits(own, len(path.widths)) if law == "limit" else own
+
+
+def density_and_slope(layer, path: Transitions, V=None, law: str = "finite-width") -> list[np.ndarray]:
+    """Densities of networks, and the gradient of the sum in V; it compiles for seconds."""
+    V = path.observed if V is None else V
+    return [np.asarray(x) for x in _density_and_slope(law_of_widths(layer, path, law), path, V)]
 
 
 @jax.jit
@@ -60,7 +70,8 @@ def density(layer, path: Transitions):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_it_is_the_dense_normal(layer, law):
-    found, _ = density_and_slope(layer, transitions_of(data_of(paths())), law=law)
+    path = transitions_of(data_of(paths()))
+    found = _density(law_of_widths(layer, path, law), path)
     if law == "limit":
         assert_dense_normals(found, layer, paths(), WIDTHS)
     else:
@@ -68,9 +79,8 @@ def test_it_is_the_dense_normal(layer, law):
         np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "causal" else pytest.mark.long) for name in PATTERNS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", PATTERNS)
 def test_with_a_pattern_it_is_the_dense_normal(name):
     layer = masked_layer_of(name, 3)
     found = density(layer, transitions_of(data_of(paths(), pattern=layer.limit().pattern)))
@@ -78,6 +88,7 @@ def test_with_a_pattern_it_is_the_dense_normal(name):
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+@pytest.mark.long
 def test_one_layer_for_each_network_is_the_density_of_each():
     layers = jax.tree.map(lambda x: x * jnp.array([1.0, 0.9, 0.8]), LAYERS["transformer"]())
     path = transitions_of(data_of(paths()))
@@ -85,7 +96,8 @@ def test_one_layer_for_each_network_is_the_density_of_each():
     np.testing.assert_allclose(density(layers, path), each, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["transformer", *(pytest.param(name, marks=pytest.mark.long) for name in PATTERNS)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["transformer", *PATTERNS])
 @pytest.mark.parametrize("law", LAWS)
 def test_derivatives_in_the_covariances_are_those_of_differences(law, name):
     layer = masked_layer_of(name, 3) if name in PATTERNS else LAYERS[name]()
@@ -101,6 +113,7 @@ def test_derivatives_in_the_covariances_are_those_of_differences(law, name):
         np.testing.assert_allclose((slope * direction).sum(), (up - down) / 2e-6, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.long
 def test_equal_correlations_have_no_derivative():
     V0 = np.asarray(si.equicorrelated(tokens=3, correlation=0.2))
     V = np.stack([np.stack([V0, *path[1:]]) for path in paths()])
@@ -109,6 +122,7 @@ def test_equal_correlations_have_no_derivative():
     assert np.isfinite(slope[:, 1:]).all()
 
 
+@pytest.mark.long
 def test_transitions_that_are_not_used_have_no_part():
     V, used = paths(), np.ones((3, 4), bool)
     used[0, 1], used[2, 2] = False, False
@@ -122,6 +136,7 @@ def data_of_mlps():
     return covariance_dataset(paths(tokens=2), width=WIDTHS, architecture=si.layers.template("mlp"))
 
 
+@pytest.mark.long
 def test_the_packages_models_have_the_posterior_of_compressed_data():
     """The potential and its gradient, which samplers take, and the densities of networks at draws of the sites."""
     data = data_of_mlps()
@@ -142,13 +157,11 @@ def test_a_finite_network_is_not_sampled_without_a_chain():
         forward_covariance = si.layers.AbstractLayer.forward_covariance
 
     with pytest.raises(si.InputError, match="Unsampled needs forward_covariance to sample finite networks"):
-        CovariancePath(Unsampled(1.0, -1.0), transitions_of(data_of(paths()))).sample(jr.key(0))
+        CovariancePath(Unsampled(1.0, -1.0), si.transitions(data_of(paths()), law="limit")).sample(jr.key(0))
 
 
 def test_values_of_another_shape_are_one_line():
-    layer = si.ResidualFeedForward(gamma=0.6, c_plus=1.0, c_minus=-1.0)
-    V0 = si.equicorrelated(tokens=2, correlation=0.2, norm=1.0)
-    path = si.transitions(si.sample_networks(layer, V0, width=48, depth=6, networks=5, key=jr.key(0)))
-    for shape in ((5, 7, 3, 3), (3, 7, 2, 2), (5, 4, 2, 2), (7, 2, 2), ()):
-        with pytest.raises(si.InputError, match=r"value: path.observed is needed, or .* shape \(5, 7, 2, 2\)"):
-            CovariancePath(layer, path).log_prob(jnp.ones(shape))
+    law, path = LAYERS["mlp"]().limit(), transitions_of(data_of(paths()))
+    for shape in ((3, 4, 2, 2), (2, 4, 3, 3), (3, 3, 3, 3), (4, 3, 3), ()):
+        with pytest.raises(si.InputError, match=r"value: path.observed is needed, or .* shape \(3, 4, 3, 3\)"):
+            FullPath(law, path).log_prob(np.ones(shape))

@@ -141,34 +141,23 @@ def worst_errors(architecture: AbstractLayer, law: str) -> tuple[float, float]:
     return worst[0], worst[1]
 
 
-SLOWER = [(name, "limit") for name in ARCHITECTURES] + [(name, "finite-width") for name in ("transformer", "attention")]
-"""Cases that others include."""
-
-
-def assert_nothing_lost(name: str, law: str) -> None:
+@pytest.mark.one_case("finite-width-transformer, 4 heads, W_O, r = 4")
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("law", LAWS)
+def test_statistics_lose_nothing_wherever_the_prior_goes(law, name):
     value, slope = worst_errors(ARCHITECTURES[name], law)
     print(f"\n{name}, {law}: log-likelihood {value:.1e}, gradient {slope:.1e}")
     assert value <= 1e-8
     assert slope <= 1e-8
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if (name, "finite-width") not in SLOWER])
-def test_statistics_lose_nothing_wherever_the_prior_goes(name):
-    assert_nothing_lost(name, "finite-width")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "law"), SLOWER)
-def test_statistics_lose_nothing_of_simpler_laws(name, law):
-    assert_nothing_lost(name, law)
-
-
+@pytest.mark.parametrize("pattern", [si.Pattern(), si.CAUSAL], ids=str)
 @pytest.mark.parametrize("tokens", [1, 2, 4])
-def test_statistics_lose_nothing_at_wild_parameters(tokens):
-    path = path_of(common_path(tokens))
+def test_statistics_lose_nothing_at_wild_parameters(tokens, pattern):
+    path = path_of(common_path(tokens), pattern=pattern)
     statistics, terms = path_statistics(path), all_terms(path)
     for tau0, gamma in itertools.product([1e-3, 1e-1, 1.0, 30.0, 1e3], [0.01, 0.3, 1.0]):
-        layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=2.0, c_minus=-3.0)
+        layer = si.ShapedTransformer(gamma=gamma, tau0=tau0, c_plus=2.0, c_minus=-3.0, pattern=pattern)
         expected, scale = naive(path, terms, layer)
         assert (np.abs(log_prob(layer, statistics) - expected) <= 1e-10 * scale).all()
 
@@ -190,6 +179,7 @@ def test_statistics_lose_nothing_for_nearly_coincident_tokens(layer, decades):
     assert (np.abs(log_prob(layer, path_statistics(path)) - expected) <= 1e-10 * scale).all()
 
 
+@pytest.mark.one_case("finite-width")
 @pytest.mark.parametrize("law", LAWS)
 def test_networks_of_one_width_pool(law):
     layer = LAYERS["transformer"]()
@@ -202,9 +192,10 @@ def test_networks_of_one_width_pool(law):
         np.testing.assert_allclose(log_prob(layer, pooled, law), expected, rtol=1e-11)
     np.testing.assert_allclose(log_prob(layer, statistics.pooled().pooled(), law), expected, rtol=1e-11)
     # Pooled statistics have a gradient that is written out, and the others an automatic one.
-    slopes = [jax.tree.leaves(fast(law_of(layer, each, law), each)[1]) for each in (statistics, statistics.pooled())]
-    for of_networks, of_widths in zip(*slopes, strict=True):
-        np.testing.assert_allclose(of_widths, of_networks, rtol=1e-9, atol=1e-9)
+    of_networks, of_widths = (fast(law_of(layer, each, law), each) for each in (statistics, statistics.pooled()))
+    np.testing.assert_allclose([of_networks[0], of_widths[0]], each.sum(), rtol=1e-11)
+    for one, other in zip(*map(jax.tree.leaves, (of_networks[1], of_widths[1])), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow

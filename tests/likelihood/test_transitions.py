@@ -1,27 +1,17 @@
 import jax
 import numpy as np
 import pytest
-from helpers.internals import USED, Path, Terms, observed_path, used_of
-from helpers.references import assert_agrees, wishart_path
-from likelihood.paths import dense_log_likelihood
+from helpers.internals import USED, observed_path, used_of
+from helpers.references import wishart_path
+from likelihood.paths import WIDTH, dense_log_likelihood, path_of
 
 import sdeinfer as si
 from sdeinfer.observation import covariance_dataset
 
-WIDTH = 40
-
-
-def path_of(paths, *, width=WIDTH, layers=None) -> Path:
-    return observed_path(covariance_dataset(np.asarray(paths), width=width, layers=layers))
-
-
-def terms_of(paths, **options) -> Terms:
-    return path_of(paths, **options).terms(slice(None))
-
 
 def test_terms_of_finite_width_are_the_dense_normal(layer):
     path = wishart_path(3, 3, width=WIDTH, seed=4)
-    terms, law = terms_of(path[None]), jax.tree.map(np.asarray, layer.finite_width(WIDTH))
+    terms, law = path_of(path[None]).terms(slice(None)), jax.tree.map(np.asarray, layer.finite_width(WIDTH))
     variance = law.limit.linear_noise + law.limit.attention_noise * terms.mixing
     coefficients = law.variance[:, None] + law.variance_mixing[:, None] * terms.mixing[:, None]
     variance += (coefficients * terms.variance).sum(axis=1)
@@ -29,25 +19,6 @@ def test_terms_of_finite_width_are_the_dense_normal(layer):
     logs = -(residual**2 / variance + np.log(2 * np.pi * variance)) / 2
     found = (logs.sum(axis=1) + terms.log_jacobian).sum()
     np.testing.assert_allclose(found, dense_log_likelihood(layer, path, WIDTH), rtol=1e-8)
-
-
-def test_one_token_has_no_drift_and_no_mixing():
-    V = wishart_path(1, 5, width=9, seed=0)
-    terms = terms_of(V[None], width=9)
-    for field in (terms.drift, terms.mixing):
-        np.testing.assert_array_equal(field, 0)
-    # z = dV √n/(√2 V): the relative increment.
-    relative = np.diff(V[:, 0, 0]) / V[:-1, 0, 0]
-    np.testing.assert_allclose(terms.increments[:, 0], relative * np.sqrt(9 / 2), rtol=1e-12)
-
-
-def test_mixing_is_the_spectrum_of_the_centred_covariance():
-    path = wishart_path(4, 1, width=9, seed=3)
-    found = np.asarray(terms_of(path[None], width=9).mixing)
-    # δ are the eigenvalues of V H, in rising order, whatever the factor.
-    delta = np.sort(np.real(np.linalg.eigvals(path[0] @ (np.eye(4) - 1 / 4))))
-    rows, columns = np.triu_indices(4)
-    assert_agrees(found[0], (delta[rows] ** 2 + delta[columns] ** 2) / 16, rtol=1e-12)
 
 
 def test_transitions_that_are_not_used_are_left_out():

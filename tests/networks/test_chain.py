@@ -67,17 +67,12 @@ def assert_chain_has_the_law_of_the_weights(layer, *, networks, key, **sizes) ->
     assert_same_distribution(np.linalg.slogdet(chain)[1], np.linalg.slogdet(weights)[1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "transformer, H = 4")),
-        "causal transformer, H = 4",
-    ],
-)
-def test_chain_has_the_law_of_the_weights(name, key):
+@pytest.mark.long
+def test_chain_has_the_law_of_the_weights(key):
     # As narrow as four heads of three tokens allow: there the law is farthest from its limit.
     # A few layers: their weights are most of the time, and the slow test next to this one takes ten.
-    assert_chain_has_the_law_of_the_weights(CHAINS[name], width=24, depth=4, networks=3_000, key=key)
+    layer = CHAINS["causal transformer, H = 4"]
+    assert_chain_has_the_law_of_the_weights(layer, width=24, depth=4, networks=3_000, key=key)
 
 
 @pytest.mark.slow
@@ -102,19 +97,16 @@ def one_layer(layer, V, networks, width, key):
     ],
     ids=["heads", "projection", "expansion"],
 )
-@pytest.mark.parametrize("method", [pytest.param("chain", marks=pytest.mark.slow), "weights"])
+@pytest.mark.parametrize("method", ["chain", pytest.param("weights", marks=pytest.mark.long)])
 def test_linear_layers_have_their_exact_moments(layer, method, key):
     width, V = 12, random_covariance(2)
-    if method == "chain":
-        found = one_layer(layer, V, 20_000, width, key)
-    else:
-        found = last(layer, V, width=width, depth=1, networks=20_000, method=method, key=key)
-    difference = packed(found) - packed(V)
+    difference = packed(last(layer, V, width=width, depth=1, networks=20_000, method=method, key=key)) - packed(V)
     assert_mean(difference, 0)
     expected = references.packed_tensor(references.linear_layer_covariance(layer, V, width=width))
     assert_mean(difference[:, :, None] * difference[:, None, :], expected)
 
 
+@pytest.mark.one_case("True")
 @pytest.mark.parametrize("projection", [False, True])
 def test_noise_of_heads_is_that_of_their_limit(projection, key):
     # A layer of attention costs nothing at a width where nothing is left of the corrections of order 1/n.
@@ -136,9 +128,8 @@ def test_a_linear_network_has_the_wishart_law(key):
     assert_distribution(B[..., *np.tril_indices(3, -1)], stats.norm.cdf)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("mlp", jnp.float64), pytest.param("transformer, H = 4", jnp.float32, marks=pytest.mark.long)]
-)
+@pytest.mark.one_case
+@pytest.mark.parametrize(("name", "dtype"), [("mlp", jnp.float64), ("transformer, H = 4", jnp.float32)])
 def test_equal_tokens_stay_equal_to_the_last_bit(name, dtype, key):
     V0 = random_covariance(2)[jnp.array([0, 1, 0])][:, jnp.array([0, 1, 0])].astype(dtype)
     V = si.sample_networks(CHAINS[name], V0, width=32, depth=16, networks=5, key=key)["covariance"].values
@@ -148,10 +139,11 @@ def test_equal_tokens_stay_equal_to_the_last_bit(name, dtype, key):
     assert (np.linalg.eigvalsh(V)[..., 1] > 0).all()  # the two that are left are as independent as ever
 
 
-@pytest.mark.parametrize("layer", [CHAINS["mlp"], MORE_CHAINS["attention"]], ids=["mlp", "attention"])
-def test_many_tokens_have_the_law_of_their_weights(layer, key):
+@pytest.mark.one_case("transformer")
+@pytest.mark.parametrize("name", ["mlp", "transformer"])
+def test_many_tokens_have_the_law_of_their_weights(name, key):
     """Beyond 16 tokens other code factorises and inverts."""
-    width, V0, keys = 40, random_covariance(20), jr.split(key)
+    width, V0, keys, layer = 40, random_covariance(20), jr.split(key), (CHAINS | MORE_CHAINS)[name]
     chain, weights = (
         last(layer, V0, width=width, depth=1, networks=400, method=method, key=k)
         for method, k in zip(("chain", "weights"), keys, strict=True)
@@ -213,6 +205,7 @@ def normals_and_uniforms(keys, dtype):
     return keys.normals((2, 3), dtype), *keys.normals_and_uniforms((3,), dtype, stream=1)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_normals_and_uniforms_have_their_laws_and_are_independent(dtype):
     x, y, u = (np.asarray(z, np.float64) for z in normals_and_uniforms(network_keys(10_000), dtype))
@@ -230,6 +223,7 @@ def test_normals_and_uniforms_have_their_laws_and_are_independent(dtype):
     assert_distribution(u, stats.uniform.cdf)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_chi_variables_have_their_law(dtype):
     freedom = [1, 2, 5, 300]
@@ -241,6 +235,7 @@ def test_chi_variables_have_their_law(dtype):
     assert_mean(chi.T**2, freedom)
 
 
+@pytest.mark.one_case("float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_streams_have_the_laws_of_keys(dtype):
     """NumPy's numbers, their sums over columns included; two layers, and two parts of one, are independent."""
@@ -270,6 +265,7 @@ def test_networks_do_not_depend_on_the_others(layer, key):
     np.testing.assert_array_equal(si.sample_networks(layer, V0, networks=1, **sizes)["covariance"], every[:1])
 
 
+@pytest.mark.long
 def test_both_engines_have_one_law(key):
     """Transformers with heads, after three layers: NumPy's networks against JAX's."""
     layer, V0, sizes = CHAINS["transformer, H = 4"], random_covariance(3), {"width": 24, "depth": 3}

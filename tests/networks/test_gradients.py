@@ -37,12 +37,8 @@ def one_layer(layer, X, key, number):
     return forward(X), jax.jacfwd(forward)(X).reshape(X.size, X.size)
 
 
-def default_of(*names: str):
-    """The first of some layers by default, the others in long tests."""
-    return [name if name == names[0] else pytest.param(name, marks=pytest.mark.long) for name in names]
-
-
-@pytest.mark.parametrize("name", default_of("causal transformer", "transformer", "mlp"))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["causal transformer", "transformer", "mlp"])
 def test_tangents_are_differences_of_networks(name, V0, directions, key):
     layer = (LAYERS | CAUSAL)[name]()
     S = sample_tangents(layer, V0, directions=directions, **SIZES, key=key)
@@ -71,7 +67,8 @@ def test_a_token_that_does_not_move_and_sees_none_that_does_has_no_tangent(V0, k
     assert (S[:, 1:, 5, 5] > 0).all()
 
 
-@pytest.mark.parametrize("name", default_of("transformer", "causal transformer", "mlp"))
+@pytest.mark.one_case
+@pytest.mark.parametrize("name", ["transformer", "causal transformer", "mlp"])
 def test_gradients_are_products_with_the_jacobian(name, V0, key):
     layer, layers = (LAYERS | CAUSAL)[name](), [0, 1, 4]
     norms, V = sample_gradients(layer, V0, layers=layers, cotangents=3, **SIZES, key=key)
@@ -93,6 +90,7 @@ def test_gradients_are_products_with_the_jacobian(name, V0, key):
             assert_agrees(V[network, place], inputs[number] @ inputs[number].T / 8)
 
 
+@pytest.mark.long
 def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(V0, directions, monkeypatch, key):
     layer, sizes = LAYERS["mlp"](), SIZES | {"networks": 5}
     every = sample_tangents(layer, V0, directions=directions, **sizes, key=key)

@@ -56,9 +56,9 @@ def test_networks_start_at_exactly_v0_and_differ_and_know_their_truth(name, V0):
     np.testing.assert_array_equal(data["layer"], range(SIZES["depth"] + 1))
 
 
+@pytest.mark.one_case("chain-TOGETHER-1")
 @pytest.mark.parametrize(
-    ("method", "bound", "of_one"),
-    [("weights", "WEIGHTS_IN_MEMORY", 12**2), pytest.param("chain", "TOGETHER", 1, marks=pytest.mark.long)],
+    ("method", "bound", "of_one"), [("weights", "WEIGHTS_IN_MEMORY", 12**2), ("chain", "TOGETHER", 1)]
 )
 def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(method, bound, of_one, V0, monkeypatch):
     expected, module = sampled("mlp", method)["covariance"], importlib.import_module("sdeinfer.networks._sample")
@@ -106,6 +106,7 @@ def test_a_layer_without_a_limit_is_sampled_and_refused_where_one_is_needed(V0, 
         si.fit(si.models.full_path, data, architecture=PreLN(0.5), key=key)
 
 
+@pytest.mark.one_case("over_depth")
 @pytest.mark.parametrize("wrap", [lambda stack: stack, lambda stack: si.Stack((stack,)), over_depth])
 def test_a_stack_with_a_part_of_which_only_the_weights_are_known_is_sampled_with_weights(wrap, V0, key):
     layer = wrap(si.Stack((LAYERS["mlp"](), PreLN(0.5))))

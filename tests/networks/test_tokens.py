@@ -12,6 +12,7 @@ import sdeinfer as si
 from sdeinfer.networks import tokens_with_covariance
 
 
+@pytest.mark.one_case("3-8-float32")
 @pytest.mark.parametrize(
     ("tokens", "width", "dtype"), [(1, 1, jnp.float64), (3, 8, jnp.float32), (3, 8, jnp.float64), (4, 4, jnp.float64)]
 )

@@ -117,6 +117,7 @@ def test_a_start_leaves_the_programs_used_last(home, monkeypatch):
     assert {path.name for path in folder.iterdir()} == {f"{age}-cache" for age in range(5)}
 
 
+@pytest.mark.long
 def test_processes_share_programs_at_once_and_after_damage(home):
     """A program that is cut off on a full disk, or damaged, is compiled again without a word."""
     assert hits(started(size=100)) == 0

@@ -94,7 +94,8 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
-def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
+def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated, monkeypatch):
+    monkeypatch.setattr("sdeinfer.report.figures", lambda post: {})  # which `calibrate` has drawn
     assert run("observe", *SMALL_NETWORKS, "--seed", 3, "--out", tmp_path / "data.nc").exit_code == 0
     assert run("fit", tmp_path / "data.nc", *SMALL_FIT, "--seed", 3, "--out", tmp_path / "post.nc").exit_code == 0
     checked = run("check", tmp_path / "post.nc")
@@ -107,6 +108,7 @@ def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated):
     assert whole["checks"] == steps["checks"]
 
 
+@pytest.mark.long
 def test_the_smallest_runs_work(tmp_path, post):
     """One token is fitted by architectures without τ0, and one chain has no ranks to compare."""
     sizes = [*SMALL_NETWORKS, "--tokens", 1]
@@ -172,9 +174,8 @@ def test_simulate_writes_paths(tmp_path):
         assert paths["time"].values[-1] == 0.1
 
 
-@pytest.mark.parametrize(
-    ("observed", "model"), [("4", "thinned_path"), pytest.param("outputs", "outputs", marks=pytest.mark.long)]
-)
+@pytest.mark.one_case
+@pytest.mark.parametrize(("observed", "model"), [("4", "thinned_path"), ("outputs", "outputs")])
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
     # Architecture, sizes and chunks of `test_latent`, whose sampler this is.
     monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)

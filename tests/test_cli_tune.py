@@ -50,6 +50,7 @@ def test_goals_that_cannot_be_are_refused(flags, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_goals_out_of_reach_are_refused_with_the_nearest(tmp_path):
     goals = ("--maximise", "gamma", "--bound", "gamma=0.8:0.9", "--subject-to", "E[norm factor] <= 1.01")
     refused(run("tune", *SMALL, *goals, "--fix", "c_gap=1", "--out", tmp_path / "out"), "the nearest is E[norm")

@@ -51,6 +51,7 @@ from sdeinfer.covariance._matrix import (
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
 from sdeinfer.diagnostics._alternatives import _minimum, log_ratios, neighbours
+from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import of_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, sums_of, weights
@@ -69,11 +70,20 @@ from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._densities import latent_structure, log_likelihoods
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
-from sdeinfer.infer._metropolis import draw_latent, latent_mode, log_prior, log_weights
+from sdeinfer.infer._metropolis import (
+    FREEDOM,
+    Proposal,
+    _log_t,
+    draw_latent,
+    latent_mode,
+    log_prior,
+    log_weights,
+)
 from sdeinfer.infer._mode import (
     LayerAt,
     Mode,
     curvature_of_priors,
+    found_from,
     layer_at,
     posterior_mode,
     potential,

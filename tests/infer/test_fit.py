@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.cases import layer_of
-from helpers.fits import WARMUP
+from helpers.fits import WARMUP, AtTheMode
 from helpers.internals import USED, Assumptions, attributes_of_layer, problem_of
 from likelihood.paths import log_prob
 
@@ -60,9 +60,13 @@ def test_log_likelihood_and_prior_are_those_of_the_draws(fitted, networks):
         layer, prepared = adjustment(si.ShapedTransformer(**drawn)), path.with_adjustment(adjustment)
         expected = log_prob(layer, prepared, "finite-width")
         np.testing.assert_allclose(fitted[group]["covariance"].isel(chain=1, draw=7), expected, rtol=1e-10)
-    tau0 = draw["tau0"].item()
-    log_normal = -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2
-    np.testing.assert_allclose(fitted["log_prior"]["tau0"].isel(chain=1, draw=7), log_normal, rtol=1e-10)
+    prior = {name: values.item() for name, values in fitted["log_prior"].isel(chain=1, draw=7).data_vars.items()}
+    gamma, tau0, gap = (draw[name].item() for name in ("gamma", "tau0", "c_gap"))
+    np.testing.assert_allclose(prior["tau0"], -np.log(tau0) - np.log(tau0) ** 2 / 2 - np.log(2 * np.pi) / 2, rtol=1e-10)
+    # The joint density of the sampler is that of the pooled data in the unconstrained parameters.
+    volume = np.log(gamma * (1 - gamma) * tau0 * gap)
+    joint = fitted["sample_stats"]["lp"].isel(chain=1, draw=7)
+    np.testing.assert_allclose(joint, expected.sum() + sum(prior.values()) + volume, rtol=1e-10)
 
 
 def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_nothing(fitted, networks, caplog):
@@ -125,21 +129,13 @@ def test_a_fit_says_by_which_law_and_of_which_layer_it_is(fitted, networks):
     """Also of networks of several widths: each has its own likelihood, though those of one width are pooled."""
     assert fitted.attrs["law"] == "finite-width"
     mixed = networks.assign_coords(width=("network", np.where(np.arange(24) % 3 == 0, 48, 96)))
-    kind = template("feedforward", expansion=4)
-    short = {"chains": 2, "draws": 20, "warmup": 20, "predictions": 2}
-    post = si.fit(FULL_PATH, mixed, architecture=kind, law="limit", **short, key=jr.key(2))
+    kind = template("transformer")
+    sampler = AtTheMode(chains=2, draws=20)
+    post = si.fit(FULL_PATH, mixed, law="limit", sampler=sampler, predictions=2, key=jr.key(2))
     assert post.attrs["law"] == "limit"
     assert {name: post.attrs[name] for name in attributes_of_layer(kind)} == attributes_of_layer(kind)
     path = prepared_as_in(post, mixed)
     np.testing.assert_array_equal(path.widths, [48, 96])
-    draw, densities, prior, statistics = (
-        post[group].to_dataset().isel(chain=1, draw=5)
-        for group in ("posterior", "log_likelihood", "log_prior", "sample_stats")
-    )
+    draw, densities = (post[group].to_dataset().isel(chain=1, draw=5) for group in ("posterior", "log_likelihood"))
     expected = log_prob(layer_of(kind, **{name: draw[name].item() for name in kind.declared()}), path)
     np.testing.assert_allclose(densities["covariance"], expected, rtol=1e-10)
-    # The joint density of the sampler is that of the pooled data.
-    gap, gamma = draw["c_gap"].item(), draw["gamma"].item()
-    volume = np.log(gap) + np.log(gamma) + np.log1p(-gamma)  # of the unconstrained parameters
-    of_priors = sum(prior[name].item() for name in prior)
-    np.testing.assert_allclose(statistics["lp"], expected.sum() + of_priors + volume, rtol=1e-10)

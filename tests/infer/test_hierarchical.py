@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.budget import assert_distribution, assert_mean, assert_within
-from helpers.internals import Assumptions, groups_of, log_likelihoods, observed_path, path_layout, problem_of
+from helpers.fits import AtTheMode
+from helpers.internals import (
+    Assumptions,
+    densities_at,
+    groups_of,
+    log_likelihoods,
+    observed_path,
+    path_layout,
+    problem_of,
+)
 from numpyro.infer import Predictive
 from scipy.special import logit
 from scipy.stats import halfnorm, lognorm, norm, uniform
@@ -80,7 +89,8 @@ def draws_of(law: str) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in draw(jr.key(0), prepared(law).pooled()).items()}
 
 
-@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
+@pytest.mark.long
+@pytest.mark.parametrize("law", ["limit", "finite-width"])
 def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     """The program of networks that are all alike gives it, at the group's parameters; pooled data have the sum."""
     data, grouped = mixed(), prepared(law)
@@ -111,7 +121,8 @@ def test_each_group_has_the_adjustment_that_it_has_alone():
             np.testing.assert_allclose(found, np.broadcast_to(expected, np.shape(found)), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("law", [pytest.param("finite-width", marks=pytest.mark.long), "limit"])
+@pytest.mark.one_case
+@pytest.mark.parametrize("law", ["limit", "finite-width"])
 def test_estimates_change_no_prior(law):
     """Where the sampler's coordinates are laid, groups are still normal about the population."""
     drawn, squares = draws_of(law), []
@@ -146,15 +157,23 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
 
 
 def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
-    data = without_attention()
-    post = si.fit(MODEL, data, law="limit", chains=2, draws=20, warmup=20, predictions=3, key=jr.key(3))
-    labels = list(groups_of(data).labels)
+    data, kind, settings = without_attention(), template("feedforward", expansion=4), {"law": "limit", "predictions": 3}
+    sampler, groups = AtTheMode(chains=2, draws=20), groups_of(data)
+    post = si.fit(MODEL, data, architecture=kind, sampler=sampler, **settings, key=jr.key(3))
+    labels = list(groups.labels)
     for name in ("group_gamma", "group_c_gap", "group_c_plus"):
         for group in ("posterior", "prior"):
             assert post[group][name].dims == ("chain", "draw", "group")
             assert list(post[group]["group"].values) == labels
     assert {"gamma", "c_gap", "gamma_sd", "c_gap_sd", "c_mean"} <= set(post["posterior"].data_vars)
     np.testing.assert_array_equal(post["log_likelihood"]["network"], data["network"])
+    # The densities are those of a full path at the parameters of the group.
+    path, draw = si.prepare(si.models.full_path, data, architecture=kind, law="limit"), post["posterior"].isel(draw=7)
+    for number, label in enumerate(labels):
+        own = {name: draw[f"group_{name}"].sel(group=label).values for name in ("gamma", "c_plus", "c_minus")}
+        expected = densities_at(path, kind, kind.coordinates.unconstrained(own).T)[:, groups.members(number)]
+        found = post["log_likelihood"]["covariance"].isel(draw=7, network=groups.members(number))
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
     si.write(post, tmp_path / "posterior.nc")
     again = read_posterior(tmp_path / "posterior.nc")
     xr.testing.assert_equal(again["posterior"].to_dataset(), post["posterior"].to_dataset())

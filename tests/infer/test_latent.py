@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from helpers.budget import assert_same_posterior
 from helpers.internals import (
+    FREEDOM,
     Assumptions,
+    Proposal,
+    _log_t,
     in_range,
     latent_mode,
     latent_time,
@@ -18,6 +21,7 @@ from helpers.internals import (
     used_of,
 )
 from numpyro.infer import MCMC, NUTS
+from scipy.stats import multivariate_t
 
 import sdeinfer as si
 from sdeinfer.infer import Metropolis, predict
@@ -99,6 +103,15 @@ def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
         assert post["observed_data"].sizes["layer"] == 2
 
 
+def test_independence_moves_have_the_density_of_a_t_law():
+    rng, zero = np.random.default_rng(0), jnp.zeros(())
+    mean, factor, points = rng.normal(size=3), np.tril(rng.normal(size=(3, 3))) + 2 * np.eye(3), rng.normal(size=(4, 3))
+    proposal = Proposal(jnp.asarray(mean), jnp.asarray(factor), zero, zero, jnp.zeros(3), jnp.zeros((3, 3)))
+    found = jax.jit(jax.vmap(_log_t, (None, 0)))(proposal, jnp.asarray(points))
+    expected = multivariate_t(mean, factor @ factor.T, df=FREEDOM).logpdf(points)
+    np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-10, atol=1e-12)
+
+
 def test_outputs_are_predicted_as_what_is_observed_of_them(data):
     """The sample covariance of few outputs scatters about V by far more than V does."""
     seen = of_outputs(data)
@@ -125,6 +138,7 @@ def attention(monkeypatch):
     return si.sample_networks(truth, V0, width=128, depth=16, networks=16, key=jr.key(1))
 
 
+@pytest.mark.long
 def test_single_precision_finds_the_same_mode(attention):
     model, modes = si.models.thinned_path, []
     for x64 in (True, False):

@@ -60,12 +60,14 @@ def own_program(path):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
 
+@pytest.mark.one_case("finite-width")
 def test_a_program_of_a_user_has_the_density_of_the_packages_model(path):
     at = {"gamma": 0.5, "c_gap": 2.5, "c_mean": 0.3}
     ours, theirs = (density(model, path, at) for model in (full_path, own_program))
     np.testing.assert_allclose(theirs, ours, rtol=1e-12)
 
 
+@pytest.mark.one_case("finite-width")
 def test_one_layer_for_each_network_is_the_sum_over_networks_alone(path, data):
     gammas = np.linspace(0.3, 0.8, path.networks)
 
@@ -101,6 +103,7 @@ def test_what_is_no_model_of_paths_is_refused(data):
             si.fit(own_program, data, **options, key=jr.key(0))
 
 
+@pytest.mark.one_case("finite-width")
 def test_networks_are_sampled_from_their_first_covariances(path, data):
     """As the chain draws them: mean and variance of log det V after the last layer, of 400 replicates a network."""
     layer = si.ResidualFeedForward(**LAYER)
@@ -117,6 +120,7 @@ def test_networks_are_sampled_from_their_first_covariances(path, data):
     assert_estimate(one, other, np.hypot(its_error, error))
 
 
+@pytest.mark.one_case("finite-width")
 def test_numpyros_predictive_samples_what_is_hidden(path):
     replicates = Predictive(full_path, num_samples=3)(jr.key(0), path.unobserved())
     assert replicates["covariance"].shape == (3, 5, 7, 2, 2)
@@ -126,6 +130,7 @@ def test_numpyros_predictive_samples_what_is_hidden(path):
         Predictive(full_path, num_samples=1)(jr.key(0), path.pooled().unobserved())
 
 
+@pytest.mark.one_case("finite-width")
 def test_sites_of_each_network_have_modes_of_their_own(path):
     """A random effect of each network: the slope of the potential is zero in all of them, at different values."""
 
@@ -154,6 +159,7 @@ def test_networks_are_pooled_where_a_program_allows_it(path):
     assert as_model(functools.partial(declared)).pool(path) is path
 
 
+@pytest.mark.one_case("finite-width")
 def test_render_model_and_handlers_see_the_sites(path):
     for program in (full_path, own_program):
         source = render_model(program, model_args=(path,)).source
@@ -165,6 +171,7 @@ def test_render_model_and_handlers_see_the_sites(path):
     assert float(moved["covariance"]["fn"].layer.gamma) == 0.25
 
 
+@pytest.mark.long
 def test_prepared_data_are_those_of_a_fit(data):
     """And so is the posterior of any inference: their densities are equal up to a constant."""
     prepared = si.prepare(full_path, data)

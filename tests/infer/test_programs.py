@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from arviz_stats.base import array_stats
 from helpers.budget import assert_estimate
+from helpers.fits import AtTheMode
 from helpers.internals import identified_of
 from matplotlib import pyplot
 from numpyro import handlers
@@ -26,7 +27,7 @@ from sdeinfer.observation import read_posterior
 from sdeinfer.report import figures, summary
 
 FULL_PATH, EACH, NETWORKS = si.models.full_path, si.models.each_network, 5
-SHORT = {"chains": 2, "draws": 40, "warmup": 40, "predictions": 4, "key": jr.key(1)}
+SHORT = {"sampler": AtTheMode(chains=2, draws=40), "predictions": 4, "key": jr.key(1)}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,12 @@ def data():
 
 def law(gamma, path):
     return CovariancePath(si.ResidualFeedForward(gamma=gamma, c_plus=1.0, c_minus=-1.0), path)
+
+
+@jax.jit
+def log_prob(path):
+    """Log densities of networks at γ = ½."""
+    return law(0.5, path).log_prob(path.observed)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -156,8 +163,8 @@ def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
     post = si.fit(EACH(mixture), data, law="limit", **SHORT)
     path = si.prepare(EACH(mixture), data, law="limit")
     gamma = post["posterior"]["gamma"].values[1, 7]
-    log_prob = jax.jit(lambda value: law(value, path).log_prob(path.observed))
-    each = np.stack([log_prob(value) for value in gamma])
+    at = jax.jit(lambda value: law(value, path).log_prob(path.observed))
+    each = np.stack([at(value) for value in gamma])
     expected = np.log(np.exp(each).mean(axis=0))
     np.testing.assert_allclose(post["log_likelihood"]["covariance"].values[1, 7], expected, rtol=1e-10)
     assert not {"layers", "prior_predictive", "posterior_predictive"} & set(post.children)
@@ -186,8 +193,9 @@ CONDITIONED = handlers.condition(FULL_PATH, data={"gamma": 0.6})
 PRIOR = {"c_gap": dist.LogNormal(0.0, 0.5)}
 
 
+@pytest.mark.one_case("conditioned")
 @pytest.mark.parametrize(
-    ("model", "law", "prior"),
+    ("model", "assumed", "prior"),
     [
         (calls, "finite-width", {}),
         (CONDITIONED, "limit", PRIOR | {"gamma": 0.6}),
@@ -196,11 +204,11 @@ PRIOR = {"c_gap": dist.LogNormal(0.0, 0.5)}
     ],
     ids=["called", "conditioned", "substituted", "reparameterised"],
 )
-def test_wrapped_models_have_the_density_of_the_model(model, law, prior, data):
+def test_wrapped_models_have_the_density_of_the_model(model, assumed, prior, data):
     """Up to a constant, with the architecture of the data, priors as for the model, and the same adjustment."""
     own = {name: value for name, value in prior.items() if name in PRIOR}
-    ours, theirs = (si.prepare(each, data, law=law, prior=x) for each, x in ((FULL_PATH, prior), (model, own)))
-    if law == "finite-width":
+    ours, theirs = (si.prepare(each, data, law=assumed, prior=x) for each, x in ((FULL_PATH, prior), (model, own)))
+    if assumed == "finite-width":
         np.testing.assert_allclose(theirs.adjustment.matrix, ours.adjustment.matrix, atol=1e-4)
     at = [{"gamma": 0.6, "c_gap": gap, "c_mean": mean, "other": 0.0} for gap, mean in ((1.0, 0.1), (2.5, 0.4))]
     decentered = [each | {"c_mean_decentered": each["c_mean"] / np.sqrt(2)} for each in at]
@@ -242,21 +250,20 @@ def constrained(path):
         numpyro.sample("covariance", law(w[0], path), obs=path.observed)
 
 
+@pytest.mark.long
 def test_sites_with_constraints_of_vectors_are_fitted(data):
     """Against quadrature over γ, which does not depend on the others."""
     program = handlers.reparam(constrained, config={"own": ExplicitReparam(StickBreakingTransform().inv)})
-    post = si.fit(program, data, **SHORT | {"draws": 150, "warmup": 150})
+    post = si.fit(program, data, chains=2, draws=150, warmup=150, predictions=4, key=jr.key(1))
     np.testing.assert_allclose(post["posterior"]["w"].sum("w_dim_0"), 1)
     assert (post["posterior"]["order"].diff("order_dim_0") > 0).all()
     assert post["posterior"]["own_base"].dims[2:] == ("network", "own_base_dim_1")
     # The ones and zeros of a Cholesky factor are no parameters.
-    table = si.summarise(post)
-    assert [name for name in table.index if name.startswith("chol")] == [
-        f"chol[{entry}]" for entry in ("1, 0", "1, 1", "2, 0", "2, 1", "2, 2")
-    ]
+    names = [name for name in si.summarise(post).index if name.startswith("chol")]
+    assert names == [f"chol[{entry}]" for entry in ("1, 0", "1, 1", "2, 0", "2, 1", "2, 2")]
     path, grid = si.prepare(program, data), np.linspace(0.2, 0.98, 200)
-    log_prob = jax.jit(jax.vmap(lambda gamma: law(gamma, path).log_prob(path.observed).sum()))
-    log_density = np.asarray(log_prob(grid)) + np.log(1 - grid)
+    at = jax.jit(jax.vmap(lambda gamma: law(gamma, path).log_prob(path.observed).sum()))
+    log_density = np.asarray(at(grid)) + np.log(1 - grid)
     weights = np.exp(log_density - log_density.max())
     mean = np.average(grid, weights=weights)
     sd = np.sqrt(np.average((grid - mean) ** 2, weights=weights))
@@ -287,20 +294,30 @@ def subsampled(path, size=None):
         numpyro.sample("covariance", law(gamma, path[some]), obs=path[some].observed)
 
 
-def test_a_path_takes_the_indices_of_a_plate(data):
-    """Each density is that of the network; a plate of some counts each for more; and HMCECS runs."""
-    path, some = si.prepare(subsampled, data), np.array([3, 1])
-    for each in (path, si.transitions(data)):
-        whole, part = (law(0.5, x).log_prob(x.observed) for x in (each, each[some]))
-        np.testing.assert_allclose(part, whole[some], rtol=1e-12)
+@pytest.mark.one_case
+@pytest.mark.parametrize("assumed", ["limit", "finite-width"])
+def test_a_path_takes_the_indices_of_a_plate(assumed, data):
+    """Each density is that of the network; a plate of some counts each for more."""
+    path, some = si.prepare(subsampled, data, law=assumed), np.array([3, 1])
+    for each in (path, si.transitions(data, law=assumed)):
+        np.testing.assert_allclose(log_prob(each[some]), log_prob(each)[some], rtol=1e-12)
     two = functools.partial(subsampled, size=2)
     chosen = handlers.substitute(two, data={"network": jnp.asarray(some)})
-    of_data = NETWORKS / 2 * law(0.5, path[some]).log_prob(path[some].observed).sum()
+    of_data = NETWORKS / 2 * log_prob(path[some]).sum()
     expected = of_data + dist.Beta(2, 2).log_prob(0.5)
     np.testing.assert_allclose(density(chosen, path, {"gamma": 0.5}), expected, rtol=1e-12)
-    mcmc = MCMC(HMCECS(NUTS(two)), num_warmup=20, num_samples=20, progress_bar=False)
-    mcmc.run(jr.key(0), path)
-    assert mcmc.get_samples()["gamma"].std() > 0
+
+
+@pytest.mark.long
+def test_samplers_of_numpyro_run_programs(data):
+    """HMCECS; and one that leaps far in its warmup comes back (it stayed at γ = 1)."""
+    for kernel, program, sizes in (
+        (HMCECS(NUTS(functools.partial(subsampled, size=2))), subsampled, 20),
+        (BarkerMH(of_two), of_two, 100),
+    ):
+        mcmc = MCMC(kernel, num_warmup=sizes, num_samples=sizes, progress_bar=False)
+        mcmc.run(jr.key(1), si.prepare(program, data))
+        assert min(values.std() for values in mcmc.get_samples().values()) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -341,9 +358,7 @@ def test_what_is_not_declared_or_observed_is_one_line(program, message, data):
 @pytest.mark.parametrize("program", [in_plate(NETWORKS), masked, some_of])
 def test_what_needs_every_network_has_their_densities(program, data):
     """A plate of a number, a mask, and some of the networks, against those of single networks."""
-    each = law(0.5, si.prepare(own_plate, data, law="limit")).log_prob(
-        si.prepare(own_plate, data, law="limit").observed
-    )
+    each = log_prob(si.prepare(own_plate, data, law="limit"))
     path, prior = si.prepare(EACH(program), data, law="limit"), {"program": 0.0}.get(program.__name__, np.log(1.5))
     chosen = {"masked": each[:2], "some_of": each[np.array([0, 2])]}.get(program.__name__, each)
     model = EACH(program)
@@ -358,24 +373,23 @@ def of_two(path):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
 
-def test_far_points_have_no_density_and_no_slope(data):
-    """Adjusted and plain; and a sampler that leaps there in its warmup comes back (it stayed at γ = 1)."""
-
-    def log_prob(path, values):
+@pytest.mark.one_case
+@pytest.mark.parametrize("adjusted", [True, False], ids=["adjusted", "plain"])
+def test_far_points_have_no_density_and_no_slope(adjusted, data):
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    @functools.partial(jax.value_and_grad, argnums=1)
+    def slopes(path, values):
         gamma, gap = values
         layer = si.ResidualFeedForward(gamma=gamma, c_plus=gap / 2, c_minus=-gap / 2)
         return CovariancePath(layer, path).log_prob(path.observed).sum()
 
-    slopes = jax.jit(jax.vmap(jax.value_and_grad(log_prob, argnums=1), (None, 0)))
-    path, far = si.prepare(of_two, data), [(0.0, 1.0), (1e-308, 1.0), (0.5, 1e300), (0.5, jnp.inf)]
-    for each, values in ((path, [*far, (0.5, 0.0), (1.0, 1.0)]), (si.transitions(data), [*far[:1], *far[3:]])):
-        density, slope = slopes(each, jnp.asarray(values))
-        np.testing.assert_array_equal(density, -np.inf)
-        np.testing.assert_array_equal(np.stack(slope), 0.0)
-        assert np.isfinite(slopes(each, jnp.asarray([(0.5, 1.0)]))[0])
-    mcmc = MCMC(BarkerMH(of_two), num_warmup=100, num_samples=100, progress_bar=False)
-    mcmc.run(jr.key(1), path)
-    assert min(values.std() for values in mcmc.get_samples().values()) > 1e-3
+    path = si.prepare(of_two, data) if adjusted else si.transitions(data)
+    far = [(0.0, 1.0), (0.5, 1e300), (0.5, jnp.inf)] + adjusted * [(1e-308, 1.0), (0.5, 0.0), (1.0, 1.0)]
+    density, slope = slopes(path, jnp.asarray([*far, (0.5, 1.0)]))
+    np.testing.assert_array_equal(density[:-1], -np.inf)
+    np.testing.assert_array_equal(np.stack(slope)[:-1], 0.0)
+    assert np.isfinite(density[-1])
 
 
 def test_networks_are_not_counted_twice(data):

@@ -17,6 +17,7 @@ from sdeinfer.layers import OverDepth
 
 LAYER = si.Stack((Block(SelfAttention(heads=2), 0.5, "layer"), Block(MLP(), 0.5, "layer")))
 ATTENTION, OF_MLP = LAYER.layers
+DROPPING = Block(MLP(expansion=1.0), 0.5, bias=0.1, dropout=0.3)
 SHAPED, THREE_HEADS, KEY = si.ShapedMLP(0.1, -0.1), Block(SelfAttention(heads=3)), jr.key(0)
 V2, V3 = (np.asarray(random_covariance(tokens)) for tokens in (2, 3))
 
@@ -106,6 +107,15 @@ REFUSED = [
         "increment: network 0, branch 0 .attention.0.: ",
     ),
     (lambda: fitted(draws=0), "draws: "),
+    # Dropout.
+    (
+        lambda: sampled(DROPPING, sample=si.sample_networks),
+        "dropout: the chain has none: use method='weights', got 0.3",
+    ),
+    (
+        lambda: fitted(ATTENTION, DROPPING),
+        "dropout: the density of increments has none: observe networks in evaluat",
+    ),
 ]
 
 
@@ -117,15 +127,8 @@ def test_one_line_says_what_is_wrong(call, message):
     assert "\n" not in str(raised.value)
 
 
-def test_dropout_is_of_networks_with_weights(key):
-    """A share p of the increments' entries is 0, and neither the chain nor a density has it."""
-    without = Block(MLP(expansion=1.0), 0.5, bias=0.1)
-    dropping = dataclasses.replace(without, dropout=0.3)
-    X = jr.normal(key, (3, 2_000))
-    D, kept = (block.increment(X, key=key) for block in (without, dropping))
+def test_dropout_sets_a_share_of_the_increments_of_networks_with_weights_to_zero(key):
+    X = jr.normal(key, (30, 200))
+    D, kept = (each.increment(X, key=key) for each in (dataclasses.replace(DROPPING, dropout=0.0), DROPPING))
     np.testing.assert_allclose(kept, np.where(kept == 0, 0.0, D / 0.7))
     assert_mean(np.asarray(kept == 0).ravel(), 0.3)
-    with pytest.raises(si.InputError, match="dropout: the chain has none: use method='weights', got 0.3"):
-        sampled(dropping, sample=si.sample_networks)
-    with pytest.raises(si.InputError, match="dropout: the density of increments has none: observe networks in evaluat"):
-        si.fit(si.models.branches, sampled(dropping), architecture=dropping, key=key)

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 from helpers.budget import assert_distribution, assert_estimate, assert_holds, mean_and_error
 from helpers.cases import random_covariance
-from helpers.fits import WARMUP
+from helpers.fits import WARMUP, AtTheMode
 from helpers.internals import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from jaxtyping import Array
 
@@ -21,6 +21,8 @@ from sdeinfer.layers import OverDepth
 
 DEPTH, WIDTH, OTHER_WIDTH = 4, 64, 96
 TRUTH = {"attention.strength": 0.4, "mlp.strength": 0.3}
+FREE = {"mlp.gain": dist.LogNormal(0.0, 1.0), "attention.temperature": dist.LogNormal(0.0, 1.0)}
+NO_U_TURN = si.infer.NUTS(chains=2, draws=400, warmup=WARMUP)
 
 
 def layer(temperature: float = 1.0, gain: float = 2.0) -> si.Stack:
@@ -55,81 +57,75 @@ def network() -> xr.Dataset:
     return sampled(ALIKE, WIDTH, 0)
 
 
-def networks(strengths=ALIKE) -> xr.Dataset:
-    """Two networks of two widths."""
-    return xr.concat([sampled(strengths, WIDTH, 0), sampled(strengths, OTHER_WIDTH, 7)], "network")
+def networks(strengths=ALIKE, width: int = WIDTH) -> xr.Dataset:
+    """Two networks, the second of some width."""
+    return xr.concat([sampled(strengths, WIDTH, 0), sampled(strengths, width, 7)], "network")
 
 
-def fitted(data, model=si.models.branches, *, architecture=None, prior=None, seed: int = 1) -> xr.DataTree:
+def fitted(data, model=si.models.branches, *, architecture=None, prior=None, sampler=NO_U_TURN) -> xr.DataTree:
     architecture = layer() if architecture is None else architecture
-    sizes = {"chains": 2, "draws": 400, "warmup": WARMUP}
-    return si.fit(model, data, architecture=architecture, prior=prior, **sizes, key=jr.key(seed))
+    return si.fit(model, data, architecture=architecture, prior=prior, sampler=sampler, key=jr.key(1))
 
 
 def assert_strengths(post: xr.DataTree) -> None:
     for name, value in TRUTH.items():
         assert_holds(post["posterior"][name].values, value)
+    check = si.check(post)
+    assert check.passed, check.verdict
+    assert check.verdict.startswith("good: trust attention.strength ± ")
+    assert "mlp.strength ± " in check.verdict
 
 
-@functools.cache
-def plain_fit() -> xr.DataTree:
-    return fitted(networks())
-
-
-def test_strengths_of_two_networks_of_two_widths():
-    post = plain_fit()
+def test_strengths_of_networks_of_one_width():
+    post = fitted(networks())
     assert_strengths(post)
     assert set(post["posterior"].data_vars) == set(TRUTH)
+    assert {f"declared_{name}": value for name, value in TRUTH.items()}.items() <= post.attrs.items()
+
+
+@pytest.mark.long
+def test_strengths_of_two_networks_of_two_widths():
+    post = fitted(networks(width=OTHER_WIDTH))
+    assert_strengths(post)
     # 4 · 160 rows of three tokens give 1/√(2 · 4 · 160 · 3), about 1.6 %, without the fluctuations of S.
     sd = np.log(post["posterior"]["mlp.strength"]).std()
     least = 1 / np.sqrt(2 * DEPTH * (WIDTH + OTHER_WIDTH) * 3)
     assert least < sd < 1.5 * least
     sizes = post["log_likelihood"]["increments"].sizes
     assert (sizes["network"], sizes["branch"]) == (2, 2 * DEPTH)
-    assert {f"declared_{name}": value for name, value in TRUTH.items()}.items() <= post.attrs.items()
 
 
-def test_check_of_networks_as_declared():
-    check = si.check(plain_fit())
-    assert check.passed, check.verdict
-    assert check.verdict.startswith("good: trust attention.strength ± ")
-    assert "mlp.strength ± " in check.verdict
-
-
+@pytest.mark.long
 def test_gains_and_temperatures_are_latent_by_a_prior_and_strengths_may_be_fixed():
-    free = {"mlp.gain": dist.LogNormal(0.0, 1.0), "attention.temperature": dist.LogNormal(0.0, 1.0)}
-    post = fitted(network(), prior=free | {"mlp.strength": 0.3}, architecture=layer(0.5, 1.0))
-    assert set(post["posterior"].data_vars) == set(TRUTH) | set(free)
+    post = fitted(network(), prior=FREE | {"mlp.strength": 0.3}, architecture=layer(0.5, 1.0))
+    assert set(post["posterior"].data_vars) == set(TRUTH) | set(FREE)
     np.testing.assert_array_equal(post["posterior"]["mlp.strength"], 0.3)
     assert_holds(post["posterior"]["attention.strength"].values, TRUTH["attention.strength"])
     for name, value in {"mlp.gain": 2.0, "attention.temperature": 1.0}.items():
         # In logarithms, in which the posterior is nearly normal.
         assert_holds(np.log(post["posterior"][name].values), np.log(value))
-    assert set(post.attrs["identified"].split()) == {"attention.strength", *free}
+    assert set(post.attrs["identified"].split()) == {"attention.strength", *FREE}
 
 
-@pytest.mark.parametrize("model", [pytest.param("every_branch", marks=pytest.mark.long), "branches_over_depth"])
-def test_strengths_of_layers(model):
-    post = fitted(network(), getattr(si.models, model))
-    for name, value in TRUTH.items():
-        of_layer = name if model == "every_branch" else name.replace("strength", "layer_strength")
-        own = post["posterior"][of_layer]
-        assert own.dims == ("chain", "draw", "layer")
-        assert own.sizes["layer"] == DEPTH
-        for number in range(DEPTH):
-            assert_holds(np.log(own.isel(layer=number).values), np.log(value))
-    assert si.check(post).passed, si.check(post).verdict
+def test_layers_have_latent_strengths_of_their_own():
+    post = fitted(networks(), si.models.branches_over_depth, sampler=AtTheMode(chains=2, draws=400))
+    own = post["posterior"]["mlp.layer_strength"]
+    assert own.dims == ("chain", "draw", "layer")
+    assert own.sizes["layer"] == DEPTH
+    assert "mlp.strength_sd ± " in si.check(post).verdict
 
 
-@pytest.mark.slow
-def test_layers_that_differ_are_told_apart():
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["every_branch", "branches_over_depth"])
+def test_strengths_of_layers_that_differ(model):
     """As easy for the sampler as equal ones."""
     strengths = 0.3 * np.exp(0.5 * np.random.default_rng(3).standard_normal(DEPTH))
-
-    data = sampled(strengths, WIDTH, 4)
-    post = fitted(data, si.models.branches_over_depth)
-    for number, value in enumerate(strengths):
-        assert_holds(np.log(post["posterior"]["mlp.layer_strength"].isel(layer=number).values), np.log(value))
+    post = fitted(sampled(strengths, WIDTH, 4), getattr(si.models, model))
+    truth = {"attention.strength": [TRUTH["attention.strength"]] * DEPTH, "mlp.strength": strengths}
+    for name, values in truth.items():
+        of_layer = name if model == "every_branch" else name.replace("strength", "layer_strength")
+        for number, value in enumerate(values):
+            assert_holds(np.log(post["posterior"][of_layer].isel(layer=number).values), np.log(value))
     assert si.check(post).passed, si.check(post).verdict
 
 
@@ -168,7 +164,8 @@ def on_input(data: xr.Dataset):
     return dependence_on_input(of_second.assign_coords(width=data["width"]))
 
 
-@pytest.mark.parametrize("widths", [pytest.param((24,), marks=pytest.mark.long), (32, 64)])
+@pytest.mark.one_case("dependence_of_pairs-widths1")
+@pytest.mark.parametrize("widths", [(24,), (32, 64)])
 @pytest.mark.parametrize("test", [on_input, dependence_of_pairs])
 def test_p_values_of_independent_rows_are_uniform(test, widths):
     rng = np.random.default_rng(list(widths))

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 from helpers.budget import assert_estimate, assert_within, mean_and_error
 from helpers.cases import random_covariance
 from helpers.internals import (
@@ -64,6 +65,7 @@ def score_moments(coefficients, freedom: float) -> np.ndarray:
     return np.mean(each, axis=1)
 
 
+@pytest.mark.long
 def test_draws_have_the_scores_of_networks_with_weights(key):
     """Means over several sets of nodes, which draws and networks have of their own."""
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
@@ -138,6 +140,7 @@ def test_the_scale_free_density_does_not_depend_on_the_scale():
     np.testing.assert_array_equal(adjusted_coefficients(table, data, order), table)
 
 
+@pytest.mark.long
 def test_errors_of_nodes_are_independent():
     """Equal increments have independent errors, which do not add up over layers."""
     data, order = data_of(PEAKED, networks=40)

@@ -1,7 +1,6 @@
 """The law of one branch: moments of S by other means, and the density of an increment."""
 
 import dataclasses
-import functools
 
 import equinox as eqx
 import jax
@@ -93,6 +92,7 @@ def drawn(branch, V, numbers, key):
     return jnp.moveaxis(S[:, :, 0], -1, 0)
 
 
+@pytest.mark.one_case("GQA with RoPE")
 @pytest.mark.parametrize("name", TWINS)
 def test_moments_are_those_of_plain_sampling_and_of_the_chain(name, key):
     branch, draw = TWINS[name]
@@ -136,9 +136,8 @@ def test_attention_is_uniform_at_a_huge_temperature(heads, groups, rope):
     np.testing.assert_allclose(found.covariance, isserlis(P) / (groups * 2), rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", ["swiglu", "GQA with RoPE", *(pytest.param(name, marks=pytest.mark.long) for name in list(TWINS)[::2])]
-)
+@pytest.mark.one_case("GQA with RoPE")
+@pytest.mark.parametrize("name", TWINS)
 def test_moments_are_differentiable(name):
     branch, _ = TWINS[name]
     nodes, change = branch.nodes(3, WIDTH, log2=6), np.random.default_rng(1).standard_normal((3, 3))
@@ -198,31 +197,12 @@ def test_volume_is_that_of_the_matrix_exponential():
     np.testing.assert_allclose(law.log_volume, exact, atol=(delta**4).sum() / 2 / 2880 + 1e-8)
 
 
-jitted_law = eqx.filter_jit(law_of_increment)
-
-
-@functools.cache
-def one_law(name: str, factor: float = 1.0) -> LogMatrixNormal:
-    branch, _ = TWINS[name]
-    rng = np.random.default_rng(3)
-    root = np.linalg.cholesky(V3) @ rng.standard_normal((3, 12))
-    block = Block(branch, strength=0.7, bias=0.1)
-    nodes = branch.nodes(3, WIDTH, log2=8)
-    return jitted_law(block, jnp.asarray(V3), jnp.asarray(factor * root @ root.T / 12), nodes, width=WIDTH)
-
-
-@pytest.mark.parametrize("name", ["gelu with bias", "causal attention with bias"])
-def test_a_factor_shifts_the_logarithm(name):
-    factor = 5.3
-    law, scaled = one_law(name), one_law(name, factor)
-    shift = np.log(factor)
-    assert_agrees(scaled.standardised(shift + 0.2), law.standardised(0.2))
-    # The volume of a symmetric matrix of 3 × 3 scales with the sixth power.
-    assert_agrees(scaled.log_density(shift + 0.2), law.log_density(0.2) - 6 * shift)
-
-
 def test_density_is_a_polynomial_in_the_log_factor():
-    law = one_law("gelu with bias")
+    branch, _ = TWINS["gelu with bias"]
+    root = np.linalg.cholesky(V3) @ np.random.default_rng(3).standard_normal((3, 12))
+    block, nodes = Block(branch, strength=0.7, bias=0.1), branch.nodes(3, WIDTH, log2=8)
+    D = jnp.asarray(root @ root.T / 12)
+    law = eqx.filter_jit(law_of_increment)(block, jnp.asarray(V3), D, nodes, width=WIDTH)
     c = np.asarray(law.in_factor())
     for log_factor in (-3.0, 0.0, 0.4):
         assert_agrees(c[0] + c[1] * log_factor + c[2] * log_factor**2 + c[3], law.log_density(log_factor))
@@ -245,11 +225,8 @@ def test_interpolation_of_polynomials_is_exact():
         np.testing.assert_allclose(single, expected, atol=32**2 * 1e-6)
 
 
-@pytest.mark.parametrize(
-    "branch",
-    [MLP(), *(pytest.param(each, marks=pytest.mark.long) for each in (MLP(gated=True), SelfAttention(heads=4)))],
-    ids=["gelu", "gated", "attention"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("branch", [MLP(), MLP(gated=True), SelfAttention(heads=4)], ids=["gelu", "gated", "attention"])
 def test_interpolation_of_densities_between_the_points(branch):
     """Up to a hundredth, where a likelihood is a matter of ones."""
     layer, width = Block(branch, strength=0.5, norm="rms"), 32
@@ -295,6 +272,7 @@ def standardised_increments(block, X, keys, nodes):
     return jax.vmap(lambda D: law_of_increment(block, read, D, nodes, width=X.shape[1]).standardised(0.0))(increments)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "block",
     [

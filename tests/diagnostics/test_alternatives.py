@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 import xarray as xr
 from helpers.budget import assert_within
 from helpers.cases import layer_of
@@ -31,6 +32,7 @@ TRUTH = {"gamma": 0.6, "tau0": 0.8}
 ONE, FOUR = (template("attention", heads=heads) for heads in (1, 4))
 
 
+@functools.cache
 def data_of(kind: AbstractLayer, networks: int = 256):
     V0 = si.equicorrelated(tokens=3, correlation=0.1, norm=1.6)
     return si.sample_networks(layer_of(kind, **TRUTH), V0, width=64, depth=8, networks=networks, key=jr.key(4))
@@ -53,6 +55,7 @@ def test_the_number_of_heads_is_found_where_the_data_tell_it():
     assert found[template("mlp")].evidence < -100
 
 
+@pytest.mark.long
 def test_a_causal_mask_that_was_not_declared_is_found():
     masked = template("attention", pattern=si.CAUSAL)
     found = {each.architecture: each for each in alternatives(at_truth(ONE), data_of(masked), ONE)}
@@ -131,11 +134,11 @@ def test_log_ratios_of_exact_layers_are_those_of_networks():
 
 
 def test_only_what_the_laws_do_not_explain_is_evidence(monkeypatch):
-    data = data_of(FOUR)
+    data, truth = data_of(FOUR), at_truth(ONE)
     ratios = iter([(0.0, 1e9), (-10.0, 1.0)])
     monkeypatch.setattr("sdeinfer.diagnostics._alternatives.log_ratios", lambda _, kinds, *__: _of_each(kinds, ratios))
-    assert max(each.evidence for each in alternatives(at_truth(ONE), data, ONE)) < EVIDENCE
-    assert max(each.evidence for each in alternatives(at_truth(ONE), data, ONE)) > EVIDENCE
+    assert max(each.evidence for each in alternatives(truth, data, ONE)) < EVIDENCE
+    assert max(each.evidence for each in alternatives(truth, data, ONE)) > EVIDENCE
 
 
 def _of_each(kinds, ratios):

@@ -192,3 +192,4 @@ def test_the_move_by_a_prior_of_one_token_by_hand():
     posterior = Posterior.of(tree, data)
     (found,) = of_conflict(sums_of(posterior), posterior)
     np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)
+    assert found.advice.startswith("the prior of gamma, about 0.000123, contradicts the data, which pull it ")

@@ -115,7 +115,7 @@ def test_layers_of_the_law_are_not_flagged(key):
     assert_within(table["z"])
 
 
-@pytest.mark.one_case("switches2-growth-24")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("switches", "direction", "networks"),
     [

@@ -3,7 +3,8 @@
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers.internals import FEWEST_OF_A_LAYER, IN_RANGE, Check, at_least, at_most, of_unlike_layers
+from helpers.internals import FEWEST_OF_A_LAYER, IN_RANGE, LEVEL, Check, at_least, at_most, of_unlike_layers
+from scipy import stats
 
 import sdeinfer as si
 
@@ -32,6 +33,16 @@ def test_one_layer_is_unlike_the_others():
 
 def test_equal_layers_pass_whatever_their_common_noise():
     assert all(each.value == 1.0 for sd in (0.7, 1.0, 1.3) for each in verdict_on([sd] * 8))
+
+
+@pytest.mark.parametrize("share", [0.9, 1.1])
+def test_squares_that_are_alike_are_no_evidence(share):
+    """Of the least noise that is found: the mean of y² has at least the variance 2/p of p normal innovations."""
+    normal_error = np.sqrt(2 / 6 / FEWEST_OF_A_LAYER)
+    less = -np.expm1(-share * stats.norm.isf(LEVEL / 4) * normal_error)
+    mean = np.array([1 + less, 1 - less])
+    (found,) = of_unlike_layers(FEWEST_OF_A_LAYER * np.stack([mean**0, mean, mean**2]), TOKENS, np.arange(3))
+    assert (found.value > 1) == (share > 1)
 
 
 def test_layers_of_few_transitions_are_not_tested():

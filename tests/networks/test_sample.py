@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from helpers.budget import assert_estimate, assert_mean
 from helpers.cases import LAYERS, random_covariance
-from helpers.internals import truth_of
+from helpers.internals import power_of, truth_of
 from helpers.references import assert_agrees
 
 import sdeinfer as si
@@ -115,11 +115,9 @@ def test_a_stack_with_a_part_of_which_only_the_weights_are_known_is_sampled_with
     np.testing.assert_array_equal(si.sample_networks(layer, V0, **sizes)["covariance"], expected["covariance"])
 
 
-def test_parts_of_an_ensemble_are_those_of_the_whole():
-    layer, V0 = si.ShapedMLP(c_plus=0.2, c_minus=-1.2), si.equicorrelated(tokens=2, correlation=0.2)
-    sizes = {"width": 32, "depth": 3, "method": "chain", "key": jr.key(0)}
-    whole = si.sample_networks(layer, V0, **sizes, networks=6)
-    part = si.sample_networks(layer, V0, **sizes, networks=4, first_network=2)
-    xr.testing.assert_allclose(part, whole.isel(network=slice(2, None)), rtol=1e-12)
-    with pytest.raises(si.InputError, match="first_network"):
-        si.sample_networks(layer, V0, **sizes | {"method": "weights"}, networks=4, first_network=2)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_skewness_of_a_stack_is_that_of_a_product(count):
+    """V′ of attention has two factors I + Y with normal Y; of p factors the skewness is 3 − 3/p, as of their power."""
+    skewness = si.Stack((LAYERS["attention"](),) * count).skewness
+    assert skewness == pytest.approx(3 - 3 / (2 * count))
+    assert power_of(skewness) == 2 * count

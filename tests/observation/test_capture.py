@@ -129,6 +129,7 @@ def by_hand(models, X):
     return [np.array([[pair[part] for pair in found] for found in seen]) for part in (0, 1)]
 
 
+@pytest.mark.one_case("ends-True")
 @pytest.mark.parametrize(("branches", "compiled"), [(whole, False), (ends, True)])
 def test_branches_of_equinox(branches, compiled):
     def make(key):

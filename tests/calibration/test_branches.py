@@ -49,6 +49,7 @@ def rows_of(ranks: dict[str, np.ndarray], unadjusted: dict[str, np.ndarray]) -> 
     }
 
 
+@pytest.mark.long
 def test_ranks_of_one_network():
     found = ranks_of(63)  # a small network
     assert all(0 < rank < 1 for name, rank in found["ranks"].items() if not name.endswith("sd"))

@@ -67,6 +67,7 @@ def test_right_networks_are_those_of_the_definitions(heads):
     np.testing.assert_allclose(one_layer("nothing", case, X, own, rng), expected[0], rtol=1e-10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "nothing"])
 def test_each_way_changes_the_states(name):
     """The networks with and without it have one seed."""

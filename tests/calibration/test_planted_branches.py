@@ -39,5 +39,6 @@ def test_what_is_wrong_is_named(kept_results, record):
     assert all(name in CORRECT or right_of(name, named[name]) >= LEAST_NAMED * SEEDS for name in CAUSES)
 
 
+@pytest.mark.long
 def test_a_planted_layer_is_named():
     assert verdict_on(judged("one layer × 1.5", 0)) == CAUSES["one layer × 1.5"]

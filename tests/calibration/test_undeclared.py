@@ -27,6 +27,7 @@ def test_what_was_not_declared_is_seen(kept_results, first_seed):
     assert not any(is_miss(each) for each in found)
 
 
+@pytest.mark.long
 def test_gamma_depends_on_a_tau0_that_the_data_do_not_identify():
     found = judged("a softmax that chooses, n = 96", 17)
     assert "only by the prior of tau0: gamma" in found["verdict"]

@@ -175,9 +175,8 @@ def assert_next_order(name: str, widths: list[int], batches: int, key) -> None:
         assert_within(coefficient / error)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("attention", marks=pytest.mark.long), "feed-forward, r = 4", "causal attention"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["attention", "feed-forward, r = 4", "causal attention"])
 def test_moments_are_those_of_sampled_layers(name, key):
     assert_next_order(name, [8, 16], 2, key)
 
@@ -242,6 +241,7 @@ def test_the_drift_of_a_relu_has_the_he_constant_of_the_width(kind):
     np.testing.assert_allclose(layer.finite_width(n).limit.relu_drift, he * layer.limit().relu_drift, rtol=1e-12)
 
 
+@pytest.mark.one_case("stack")
 def test_a_layer_has_one_law_for_each_of_several_widths(layer):
     widths = jnp.array([10.0, 64.0, 500.0])
     together = jax.jit(jax.vmap(layer.finite_width))(widths)

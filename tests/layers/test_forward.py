@@ -32,6 +32,7 @@ def X(key):
     return np.asarray(jr.normal(key, (3, 16)))
 
 
+@pytest.mark.one_case("stack")
 def test_exchange_of_slopes_is_a_change_of_sign(layer, X, key):
     # σ with exchanged slopes is −σ(−x) and the weights are symmetric in law: so V has the same law at every width.
     np.testing.assert_allclose(
@@ -57,9 +58,7 @@ def test_a_stack_uses_fresh_weights_for_each_of_its_layers(X, key):
 
 ATTENTION = {
     "one head": {},
-    "heads": {"heads": 2},
     "heads, W_O and a mask": {"heads": 2, "output_projection": True, "pattern": si.CAUSAL},
-    "gains": {"gamma1": 0.3, "gamma2": 0.8},
     "gains and a mask": {"gamma1": 0.3, "gamma2": 0.8, "pattern": si.CAUSAL},
 }
 
@@ -98,7 +97,8 @@ def test_gains_are_trained_where_they_are_given(X, key):
     assert set(two.parameters()) == {"gamma", "tau0", "gamma1", "gamma2"}
 
 
-@pytest.mark.parametrize("expansion", [1, 4, 0.25])
+@pytest.mark.one_case
+@pytest.mark.parametrize("expansion", [4, 0.25])
 def test_feedforward_is_eq_4(expansion, X, key):
     gamma, c_plus, c_minus = 0.6, 0.5, -1.0
     layer = si.ResidualFeedForward(gamma=gamma, c_plus=c_plus, c_minus=c_minus, expansion=expansion)

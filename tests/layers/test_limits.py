@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import references
-from helpers.cases import PATTERNS, random_covariance
-from helpers.internals import ARCHITECTURES, attention_drift, attention_drift_vectors, centred_norms, is_named
+from helpers.cases import CAUSAL, LAYERS, PATTERNS, masked_layer_of, random_covariance
+from helpers.internals import ARCHITECTURES, attention_drift, attention_drift_vectors, is_named
 from helpers.references import assert_agrees
 
 import sdeinfer as si
@@ -48,42 +48,28 @@ def coefficients(limit: Limit) -> np.ndarray:
     return np.array([limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise], float)
 
 
-def assert_drift(layer, V) -> None:
-    # One token has no drift, whatever the architecture: compare at the scale of V then.
-    expected = references.drift(layer, V)
-    found = layer.limit().drift(np.asarray(V))
-    assert np.abs(found - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
+MASKED = [*CAUSAL, *list(PATTERNS)[1:]]
+ANY = {"no mask": lambda tokens: si.Pattern()} | PATTERNS
 
 
 @pytest.mark.usefixtures("unchecked")  # NumPy in place of JAX, which would compile a program for each
-def test_drift_is_the_papers_index_sum(layer, V):
-    assert_drift(layer, V)
+@pytest.mark.parametrize("name", [*LAYERS, *MASKED])
+def test_drift_is_the_papers_index_sum(name, V):
+    layer = LAYERS[name]() if name in LAYERS else masked_layer_of(name, len(V))
+    expected, found = references.drift(layer, V), layer.limit().drift(np.asarray(V))
+    # One token has no drift, whatever the architecture: compare at the scale of V then.
+    assert np.abs(found - expected).max() <= 1e-10 * max(1.0, np.abs(expected).max())
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_drift_with_a_pattern_is_the_index_sum(masked_layer, V):
-    assert_drift(masked_layer(len(V)), V)
-
-
-def test_attention_drift_is_the_papers_index_sum_at_its_own_scale():
-    V = np.asarray(random_covariance(6)) * 1e-3
-    assert_agrees(attention_drift(V), references.attention_drift(V))
-
-
-def test_attention_drift_vectors_are_the_factors_of_s2(V):
-    V = np.asarray(V)
-    np.testing.assert_allclose(np.outer(np.diag(V), centred_norms(V)), references.S2(V), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", ANY)
 def test_attention_drift_is_the_index_sum_at_its_own_scale(name):
-    V, pattern = np.asarray(random_covariance(6)) * 1e-3, PATTERNS[name](6)
+    V, pattern = np.asarray(random_covariance(6)) * 1e-3, ANY[name](6)
     assert_agrees(attention_drift(V, pattern), references.attention_drift(V, pattern.mask(6)))
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", ANY)
 def test_drift_vectors_are_the_factors_of_s2(name, V):
-    V, pattern = np.asarray(V), PATTERNS[name](len(V))
+    V, pattern = np.asarray(V), ANY[name](len(V))
     v, s = attention_drift_vectors(V, pattern)
     mask = pattern.mask(len(V))
     expected = references.S2(V, mask) / mask.sum(axis=1)[:, None]

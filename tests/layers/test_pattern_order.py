@@ -3,12 +3,9 @@
 import functools
 
 import jax
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import pytest
 from helpers import pattern_references, references
-from helpers.budget import assert_estimate, assert_mean, mean_and_error
 from helpers.cases import random_covariance
 from helpers.internals import (
     EVERY_TOKEN,
@@ -22,7 +19,6 @@ from helpers.internals import (
     pattern_drift_next,
     pattern_features,
     relu_drift,
-    relu_drift_along,
     relu_drift_curvature,
     relu_noise,
     spectrum,
@@ -157,21 +153,6 @@ def test_relu_noise_is_a_sum_over_tokens(name):
     assert (np.abs(error) <= LARGEST_ERROR * (1 + moment)).all()
 
 
-def test_relu_noise_is_that_of_sampled_units(key):
-    """Three tokens, for which E|h_a h_b h_c h_d| is exact."""
-    V, q = np.asarray(random_covariance(3, seed=3)), 0.3
-    W, U, _ = pattern_references.coordinates(V, pattern_references.attention_tensor(V, CAUSAL.mask(3)))
-    features = pattern_features(V, CAUSAL, W, U, *drifts_of(V))
-    h = np.asarray(jr.normal(key, (200_000, 3))) @ np.linalg.cholesky(V).T
-    units = np.sqrt(1 - q) * h + np.sqrt(q) * np.abs(h)
-    sizes = np.einsum("sa,qab,sb->sq", units, W, units, optimize=True)
-    mean = np.einsum("qab,ab->q", W, V + 4 * q * drifts_of(V)[1])
-    assert_mean((sizes - mean) ** 2, 1 + q * features[FEATURES["relu_hidden"]] + q**2 * features[7])
-    u, g = (np.einsum("sa,qab->sqb", x, W, optimize=True) for x in (np.abs(h), h))
-    crossed = np.einsum("sqb,sb->sq", g, np.abs(h)) * np.einsum("sqb,sb->sq", u, h)
-    assert_mean(4 * crossed, features[FEATURES["relu_tokens"]])
-
-
 hessian_of_relu_drift = jax.jit(jax.hessian(lambda v: vech(relu_drift(unvech(v)))))
 
 
@@ -192,47 +173,6 @@ def test_curvature_of_a_relu_is_that_of_its_second_derivative(name):
         assert np.abs(found).max() > 1e-3
 
 
-def test_attention_and_a_relu_after_it_move_as_sampled_softmaxes(key):
-    """Three tokens, a causal mask, and differences of the softmax itself in place of its derivatives."""
-    V, epsilon, mask = random_covariance(3, seed=3), 0.01, CAUSAL.mask(3)
-    L, W, U, _ = (
-        np.linalg.cholesky(V),
-        *pattern_references.coordinates(np.asarray(V), pattern_references.attention_tensor(np.asarray(V), mask)),
-    )
-
-    def attended(epsilon, Y):
-        A = jnp.eye(3) + jax.nn.softmax(jnp.where(mask, epsilon * Y, -jnp.inf), axis=1) - mask / mask.sum(1)[:, None]
-        return A @ V @ A.T
-
-    @jax.jit
-    def sample(key):
-        Y = L @ jr.normal(key, (40_000, 3, 3)) @ L.T
-        S = [jax.vmap(attended, (None, 0))(k * epsilon, Y) for k in (-2, -1, 0, 1, 2)]
-
-        def even(S):
-            """The second and the fourth coefficient in ε."""
-            far, near, middle = S[4] + S[0], S[3] + S[1], S[2]
-            second = (16 * near - far - 30 * middle) / (24 * epsilon**2)
-            return second, (far - 4 * near + 6 * middle) / (24 * epsilon**4)
-
-        first = (8 * (S[3] - S[1]) - (S[4] - S[0])) / (12 * epsilon)
-        third = (S[4] - S[0] - 2 * (S[3] - S[1])) / (12 * epsilon**3)
-        second, fourth = even(S)
-        moved = even([jnp.moveaxis(relu_drift(jnp.moveaxis(T, 0, -1)), -1, 0) for T in S])[0]
-        return fourth, moved, [jnp.einsum("qab,sab->sq", W, T) for T in (first, second, third)]
-
-    fourth, moved, terms = jax.tree.map(np.asarray, sample(key))
-    V, (i, j) = np.asarray(V), np.triu_indices(3)
-    assert_mean(fourth[:, i, j], pattern_drift_next(V, CAUSAL)[i, j])
-    drift = np.asarray(attention_drift(V, CAUSAL))
-    expected = relu_drift_along(V, drift) + relu_drift_curvature(V, attention_noise_tensor(V, CAUSAL))
-    i, j = np.triu_indices(3, 1)
-    assert_mean(moved[:, i, j], expected[i, j])
-    t1, t2, t3 = (t - t.mean(axis=0) for t in terms)
-    variance, error = mean_and_error(t2**2 + 2 * t1 * t3)
-    assert_estimate(variance, pattern_features(V, CAUSAL, W, U, *drifts_of(V))[FEATURES["attention_next"]], error)
-
-
 def test_tokens_that_attend_to_themselves_only_are_not_moved():
     V, alone = np.asarray(random_covariance(3, seed=3)), Pattern.of_mask(np.eye(3))
     for found in (pattern_drift_next(V, alone), attention_noise_tensor(V, alone)):
@@ -247,6 +187,7 @@ def test_terms_scale_as_their_order_in_the_covariance():
     assert_agrees(relu_drift_curvature(3 * V, 3**4 * noise), 27 * relu_drift_curvature(V, noise))
 
 
+@pytest.mark.one_case("a mask of its own")
 @pytest.mark.parametrize("name", ["causal", "a mask of its own"])
 def test_jax_agrees_with_numpy_and_has_derivatives(name):
     """The derivatives are those of differences."""

@@ -113,6 +113,7 @@ def assert_limit(name: str, widths: list[int], samples: int, key) -> None:
         assert_estimate(extrapolated, expected, error)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["feedforward", "attention", "causal attention"])
 def test_moments_of_one_layer_tend_to_the_limit(name, key):
     assert_limit(name, [32, 64], 2_000, key)
@@ -126,7 +127,6 @@ def test_moments_of_one_layer_tend_to_the_limit_closely(name, key):
 
 NARROW, SLOPES = 6, (0.8, -1.1)
 KINDS = {"mlp": si.ShapedMLP, "feedforward": functools.partial(si.ResidualFeedForward, 0.9)}
-EITHER = pytest.mark.parametrize("name", KINDS)
 
 
 @functools.cache
@@ -136,7 +136,8 @@ def narrow(name: str) -> list[np.ndarray]:
     return sample(layers, V, NARROW, jr.split(jr.key(20230630), 20_000))
 
 
-@EITHER
+@pytest.mark.one_case("feedforward")
+@pytest.mark.parametrize("name", KINDS)
 def test_drift_of_relu_layers_is_exact_at_every_width(name):
     # n E[V′ − V] = c b(V) for every n and every pair of slopes, with zero diagonal: E V_αα is constant.
     he = 2 / sum((1 + slope / np.sqrt(NARROW)) ** 2 for slope in SLOPES)
@@ -144,7 +145,8 @@ def test_drift_of_relu_layers_is_exact_at_every_width(name):
     assert_mean(NARROW * (shaped - twin), he * packed(references.drift(KINDS[name](*SLOPES), V)))
 
 
-@pytest.mark.parametrize("name", [*KINDS, pytest.param("transformer", marks=pytest.mark.long)])
+@pytest.mark.one_case("feedforward")
+@pytest.mark.parametrize("name", [*KINDS, "transformer"])
 def test_moments_of_linear_layers_are_exact_at_every_width(name, key):
     if name in KINDS:
         linear, samples = KINDS[name](0.0, 0.0), narrow(name)[2]

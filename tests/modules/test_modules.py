@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-COMPILED = ("heads", "gains", "expansion", "sizes")
+COMPILED = ("gains", "sizes")
 
 DEPTH, LAW_WIDTH, NETWORKS = 8, 32, 400
 V0 = np.array([[1.3, 0.4, -0.2], [0.4, 0.9, 0.1], [-0.2, 0.1, 1.1]])
@@ -144,6 +144,7 @@ def test_modules_compute_the_equations_of_the_paper(case, of):
         assert_agrees(of.numpy(of.call(module, of.array(X[0]))), found[0], rtol=1e-13)
 
 
+@pytest.mark.one_case("flax-sizes")
 @pytest.mark.parametrize("case", CASES)
 def test_every_parameter_gets_its_gradient(case, of):
     """The derivative along a random direction is that of the naive twin, by central differences."""
@@ -163,6 +164,7 @@ def test_every_parameter_gets_its_gradient(case, of):
         assert abs((gradient * along).sum() - numerical) < 1e-6 * np.linalg.norm(gradient), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LAWS)
 def test_networks_of_modules_have_the_law_of_the_layers(name, of):
     """Mean and covariance of V after one block; trace and a correlation after all of them."""
@@ -185,6 +187,7 @@ def test_networks_of_modules_have_the_law_of_the_layers(name, of):
     assert_same_distribution(*(each[:, 0, 1] / np.sqrt(each[:, 0, 0] * each[:, 1, 1]) for each in last))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_half_precision_keeps_what_is_small(dtype, of):
     X, options = of.array(tokens(TOKENS, HALF_WIDTH, scale=1.0), dtype), of.options(dtype)
@@ -203,6 +206,7 @@ def test_half_precision_keeps_what_is_small(dtype, of):
     assert "float32" in str(trained.gamma1.dtype)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_half_precision_keeps_norms_over_depth(dtype, of):
     """With λ rounded to 1 squared norms would grow by 1 + γ² in each of the two layers of a block."""
@@ -217,6 +221,7 @@ def test_half_precision_keeps_norms_over_depth(dtype, of):
     assert np.abs(np.divide(*squares) - 1).max() < growth / 10
 
 
+@pytest.mark.one_case("flax-sizes")
 @pytest.mark.parametrize("case", ["attention", "heads", "sizes"])
 def test_padding_changes_nothing(case, of):
     """By a mask of columns, of both rows and columns, and of one row."""

@@ -53,8 +53,6 @@ REFUSED = [
 
 LENGTHS = [
     (lambda: si.covariance_dataset(V, width=[8, 8]), r"width: one number, or one for each of 3 networks, .* got \[8, "),
-    (lambda: si.covariance_dataset(V, width=8, layers=[0, 1]), r"layers: one number for each of 4 layers .* got \[0, "),
-    (lambda: si.observe(np.ones((2, 3, 2, 8)), layers=[0, 1]), "layers: one number for each of 3 layers is needed"),
     (lambda: si.observe_outputs(np.ones((2, 2, 3)), V0, width=[8] * 3, depth=2), "width: one number, or one for each "),
 ]
 

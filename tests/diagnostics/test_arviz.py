@@ -174,16 +174,6 @@ def test_few_draws_are_refused(cut, post):
             function(post.isel(cut))
 
 
-def test_a_posterior_comes_back_from_a_file(post, tmp_path):
-    """With the verdict that it had: `test_roads`."""
-    si.write(post, tmp_path / "post.nc")
-    with pytest.raises(si.InputError, match="a fit is read by si.observation.read_posterior"):
-        si.read(tmp_path / "post.nc")
-    back = read_posterior(tmp_path / "post.nc")
-    assert back.attrs["identified"] == "gamma c_gap"
-    assert set(back["layers"].data_vars) == {"gamma", "c_plus", "c_minus"}
-
-
 @pytest.mark.parametrize("function", [at_last_layer, si.check])
 def test_a_tree_of_another_origin_is_refused(function, post):
     other = xr.DataTree.from_dict({"posterior": post["posterior"].to_dataset()})

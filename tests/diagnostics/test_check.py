@@ -13,6 +13,7 @@ from helpers.internals import (
     QUESTIONS,
     Posterior,
     at_least,
+    at_most,
     excluded_layers,
     logit_scale,
     with_used,
@@ -113,11 +114,14 @@ def test_summary_knows_the_truth_in_the_order_in_which_slopes_are_sampled(fitted
 
 
 def test_the_verdict_says_when_few_transitions_were_fitted():
-    def overall(share):
-        return Check((at_least("true", IN_RANGE, share, 0.01, "advice"),), identified=("gamma ± 1 %",)).verdict
+    def overall(share, *others):
+        found = at_least("true", IN_RANGE, share, 0.01, "advice")
+        return Check((found, *others), identified=("gamma ± 1 %",)).verdict
 
     assert overall(0.9) == "good: trust gamma ± 1 %"
     assert overall(0.12) == "good: trust gamma ± 1 %; only 12% of the transitions are in range and were fitted"
+    compared = at_most("calibrated", "layers out of range, sds", 1.0, 6.0, "")
+    assert overall(0.04, compared).endswith("only 4% of the transitions are in range and were fitted")
 
 
 def test_a_check_prints_its_verdict_and_its_notes():

@@ -117,12 +117,6 @@ def moves(misfit: str, size: float) -> np.ndarray:
     return np.stack([predicted.loc[misfit, list(NAMES)].to_numpy(float), (u_moved - u)[: len(NAMES)] / sd])
 
 
-def slope_and_scatter(found: list[np.ndarray]) -> tuple[float, float]:
-    predicted, happened = np.concatenate(found, axis=1)
-    slope = float((predicted @ happened) / (predicted @ predicted))
-    return slope, float(np.std(happened - slope * predicted))
-
-
 @pytest.mark.slow
 def test_predicted_moves_happen(record):
     """Misfits of 2 and 5 %: the slope of what happens over what is predicted is 1, as for small moves."""
@@ -132,7 +126,9 @@ def test_predicted_moves_happen(record):
             each = moves(misfit, size)
             print(f"{misfit:24} {size:+.2f}: predicted {each[0].round(2)}, happened {each[1].round(2)}")
             found.append(each)
-    slope, scatter = slope_and_scatter(found)
+    predicted, happened = np.concatenate(found, axis=1)
+    slope = (predicted @ happened) / (predicted @ predicted)
+    scatter = np.std(happened - slope * predicted)
     print(f"slope {slope:.2f}, scatter {scatter:.2f} posterior sds")
     record("consequences", {"over what `consequences` predicts": [f"{slope:.2f}"], "scatter": [f"{scatter:.2f}"]})
     assert 0.8 < slope < 1.25

@@ -25,6 +25,7 @@ def test_posteriors_are_near_the_inverse_information_and_prior(table):
     np.testing.assert_allclose(table.loc["gamma", "posterior"], together["gamma"], rtol=0.3)
     assert (table["contraction"] < 1).all()
     assert table.loc["gamma", "contraction"] > 0.99
+    np.testing.assert_allclose(table["networks"], (table["information"] / 0.1) ** 2)
 
 
 def test_one_token_by_hand():
@@ -33,10 +34,6 @@ def test_one_token_by_hand():
     expected = [prior, sd, 1 - sd**2 / prior**2, information**-0.5, information / (information + 1 / prior**2)]
     found = row[["prior", "posterior", "contraction", "information", "expected"]].to_numpy(float)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_networks_needed_go_with_the_square(table):
-    np.testing.assert_allclose(table["networks"], (table["information"] / 0.1) ** 2)
 
 
 def test_power_scaling_moves_what_the_prior_holds(table):

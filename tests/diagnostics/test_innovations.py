@@ -40,12 +40,6 @@ def known(layer, data: xr.Dataset) -> xr.DataTree:
     return tree
 
 
-def sample_networks_that_shrink(key) -> xr.Dataset:
-    """Each layer scales V down by .8 of its increment's sd."""
-    data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
-    return data.assign(covariance=data["covariance"] * (1 - 0.8 * np.sqrt(0.5 / SIZES["width"])) ** data["layer"])
-
-
 def one_layer(layer, tokens: int, width: int = 64):
     """One transition, and the limit's law at it."""
     V, after = references.wishart_path(tokens, 1, width=width, seed=tokens)
@@ -116,23 +110,13 @@ def test_layers_of_the_law_are_not_flagged(key):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("switches", "direction", "networks"),
-    [
-        ({"weights": 1.1}, "growth", 64),
-        ({"identity": False}, "growth", 24),
-        ({"centred": False}, "growth", 24),
-    ],
-)
-def test_what_breaks_the_law_is_named(switches, direction, networks, key):
-    """Networks without an identity or without a mean taken off are so far from the law that few of them show it.
-
-    Larger weights show in the growth and in the noise of variances about equally.
-    """
-    data = sample_baseline(Baseline(**switches), V0, **(SIZES | {"networks": networks}), key=key)
+@pytest.mark.parametrize("switch", ["identity", "centred"])
+def test_what_breaks_the_law_is_named(switch, key):
+    """Networks without an identity or without a mean taken off are so far from the law that few of them show it."""
+    data = sample_baseline(Baseline(**{switch: False}), V0, **(SIZES | {"networks": 24}), key=key)
     table = innovation_tests(known(TRANSFORMER, data))
-    assert direction in table["z"].abs().nlargest(2).index
-    assert table.loc[direction, "p"] < 1e-6
+    assert "growth" in table["z"].abs().nlargest(2).index
+    assert table.loc["growth", "p"] < 1e-6
 
 
 def test_shared_weights_leave_a_memory(key):
@@ -184,7 +168,9 @@ def test_the_memory_of_tokens_by_hand(key):
 
 
 def test_a_growth_of_all_layers_is_no_memory(key):
-    data = sample_networks_that_shrink(key)
+    """Each layer scales V down by .8 of its increment's sd."""
+    data = si.sample_networks(TRANSFORMER, V0, **SIZES, key=key)
+    data = data.assign(covariance=data["covariance"] * (1 - 0.8 * np.sqrt(0.5 / SIZES["width"])) ** data["layer"])
     table = innovation_tests(known(TRANSFORMER, data))
     assert table.loc["growth", "p"] < 1e-6
     assert_within(table.loc[["memory"], "z"])

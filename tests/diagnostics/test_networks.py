@@ -20,7 +20,7 @@ def checked_with(fitted: xr.DataTree, X: np.ndarray):
 
 @pytest.mark.one_case
 @pytest.mark.parametrize("shared", [True, False])
-def test_prompts_of_one_network_are_not_networks(fitted, shared):
+def test_prompts_of_one_network_are_not_networks(fitted, checked, shared):
     sizes = {"networks": 24, "depth": 10, "tokens": 3, "gamma": 0.6}
     found = checked_with(fitted, states_of(0, start="prompts", shared_by="networks" if shared else "", **sizes))
     assert found.to_frame().loc[NAME, "passed"] == (not shared)
@@ -28,7 +28,4 @@ def test_prompts_of_one_network_are_not_networks(fitted, shared):
         assert found.cause is not None
         assert found.cause.name == NAME
         assert "share weights" in found.verdict
-
-
-def test_networks_that_start_from_the_same_tokens_are_not_compared(checked):
-    assert NAME not in checked.to_frame().index
+    assert NAME not in checked.to_frame().index  # of networks that start from the same tokens

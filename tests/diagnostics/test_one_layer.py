@@ -3,7 +3,7 @@
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers.internals import FEWEST_OF_A_LAYER, IN_RANGE, LEVEL, Check, at_least, at_most, of_unlike_layers
+from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, of_unlike_layers
 from scipy import stats
 
 import sdeinfer as si
@@ -60,10 +60,3 @@ def test_states_that_were_not_observed_are_found(fitted, checked, networks):
     assert not found.passed
     assert found.advice.startswith("from layer 0 to 1 ")
     assert {each.name: each for each in checked.verdicts}["noise of one layer"].passed
-
-
-def test_the_verdict_has_the_share_of_transitions_where_the_others_are_compared():
-    share = at_least("agrees with the theory", IN_RANGE, 0.004, 0.0, "")
-    others = at_most("calibrated", "layers out of range, sds", 1.0, 6.0, "")
-    verdict = Check((share, others), identified=("gamma ± 1 %",)).verdict
-    assert verdict.endswith("only 0.4% of the transitions are in range and were fitted")

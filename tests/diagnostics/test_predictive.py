@@ -23,21 +23,23 @@ def wisharts(rng, *shape):
 def tree(scale: float = 1.0, log_likelihood=None) -> xr.DataTree:
     """Networks and predictions of one law, the former times a number."""
     rng = np.random.default_rng(0)
-    dims = ("network", "layer", "token_a", "token_b")
     observed = scale * wisharts(rng, NETWORKS, 1)
     predicted = wisharts(rng, DRAWS, NETWORKS, 1)
-    layer = {"layer": [4], "network": np.arange(NETWORKS)}
     if log_likelihood is None:
         log_likelihood = rng.normal(size=(2, DRAWS, NETWORKS)) * 0.1
-    return xr.DataTree.from_dict(
-        {
-            "observed_data": xr.Dataset({"covariance": (dims, observed)}, coords=layer),
-            "posterior_predictive": xr.Dataset(
-                {"covariance": (("chain", "draw", *dims), predicted[None])}, coords=layer
-            ),
-            "log_likelihood": xr.Dataset({"covariance": (("chain", "draw", "network"), log_likelihood)}),
-        }
-    )
+    return tree_of(observed, predicted, log_likelihood)
+
+
+def tree_of(observed, predicted, log_likelihood) -> xr.DataTree:
+    """Covariances after layer 4, of networks and of one chain of predictions."""
+    dims, coords = ("network", "layer", "token_a", "token_b"), {"layer": [4], "network": np.arange(len(observed))}
+    covariances = {
+        "observed_data": (dims, observed),
+        "posterior_predictive": (("chain", "draw", *dims), predicted[None]),
+    }
+    groups = {name: xr.Dataset({"covariance": each}, coords=coords) for name, each in covariances.items()}
+    groups["log_likelihood"] = xr.Dataset({"covariance": (("chain", "draw", "network"), log_likelihood)})
+    return xr.DataTree.from_dict(groups)
 
 
 def test_transforms_of_one_law_are_uniform():
@@ -86,18 +88,8 @@ def test_distances_are_about_their_floor_and_grow_with_a_shift():
 
 def of_one_token(observed, predicted) -> xr.DataTree:
     """Networks and predictions of one token, by its log norms."""
-    dims = ("network", "layer", "token_a", "token_b")
     seen, drawn = (np.exp(x)[..., None, None, None] for x in (observed, predicted))
-    groups = {
-        "observed_data": xr.Dataset({"covariance": (dims, seen)}, coords={"layer": [4]}),
-        "posterior_predictive": xr.Dataset(
-            {"covariance": (("chain", "draw", *dims), drawn[None])}, coords={"layer": [4]}
-        ),
-        "log_likelihood": xr.Dataset(
-            {"covariance": (("chain", "draw", "network"), np.zeros((1, len(predicted), len(observed))))}
-        ),
-    }
-    return xr.DataTree.from_dict(groups)
+    return tree_of(seen, drawn, np.zeros((1, len(predicted), len(observed))))
 
 
 def test_the_floor_is_the_published_one():

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import xarray as xr
-from calibration.misspecified import Case, one_layer, orthogonal
 from helpers import numpy_networks
 from helpers.budget import assert_estimate
 from helpers.fits import AtTheMode
@@ -55,18 +54,6 @@ def test_the_distance_by_hand(architecture, power):
     assert f"and {gamma.mean():.3g} in the fit" in found.advice
 
 
-def test_orthogonal_weights_leave_the_shortcut():
-    """Their noise is less than that of normal weights, and a fit takes it for a smaller γ."""
-    rng, case = np.random.default_rng(1), Case(Network(gamma=0.6), V0, width=16, depth=1, networks=60)
-    X = rng.normal(size=(60, 3, 16))
-    weights = {kind: 4 * orthogonal((60, 16, 16), rng) for kind in ("Q", "K", "V", "pre", "post")}
-    others = {"temperature": np.full(1, 16.0), "slopes": np.array([0.1, -0.1])}
-    layers = [{kind: each[network] for kind, each in weights.items()} | others for network in range(60)]
-    after = np.stack([one_layer("", case, each, p, rng) for each, p in zip(X, layers, strict=True)])
-    kept = si.observe([X, after])["shortcut"].values[:, 1]
-    assert_estimate(kept.mean(), 1 - 0.6**2, kept.std() / np.sqrt(kept.size))
-
-
 def test_the_transitions_that_were_fitted_are_judged():
     """A last state that is normalised is left out by `used`; the first layer of a part has no state before."""
     data, gamma = observed(Network()), np.full(9, 0.5)
@@ -84,10 +71,9 @@ def test_the_transitions_that_were_fitted_are_judged():
 
 @pytest.mark.long
 @pytest.mark.parametrize("projection", [False, True])
-def test_check_compares_hidden_states_with_the_fit(projection, key):
-    """The networks have an output projection; a fit without one finds a larger γ in their noise."""
-    network = Network(gamma=0.6, architecture="attention", output_projection=True)
-    data = observed(network, networks=200, depth=10)
+def test_a_projection_that_was_not_declared_is_seen(projection, key):
+    """A fit without it finds a larger γ in the noise of networks."""
+    data = observed(Network(gamma=0.6, architecture="attention", output_projection=True), networks=200, depth=10)
     architecture, sampler = template("attention", output_projection=projection), AtTheMode(chains=2, draws=100)
     post = si.fit(si.models.full_path, data, architecture=architecture, sampler=sampler, predictions=2, key=key)
     assert si.check(post).to_frame().loc["gamma by hidden states, sds", "passed"] == projection

@@ -21,6 +21,8 @@ def test_round_trips(networks, fitted, suffix, tmp_path):
     back = read_posterior(tmp_path / f"posterior{suffix}")
     xr.testing.assert_equal(back["posterior"].to_dataset(), fitted["posterior"].to_dataset())
     assert back.attrs == fitted.attrs
+    with pytest.raises(si.InputError, match="a fit is read by si.observation.read_posterior"):
+        read(tmp_path / f"posterior{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])

@@ -239,6 +239,7 @@ MUTATIONS = (
     Mutation("branches: χ² of a gain", "diagnostics/_branch_tests.py", "stats.chi2.sf(2 * gain, 1)", "stats.chi2.sf(1.2 * gain, 1)", "tests/diagnostics/test_branch_tests.py"),
     Mutation("check: least spread of one layer", "diagnostics/_one_layer.py", "4 / (tokens * (tokens + 1))", "2 / (tokens * (tokens + 1))", "tests/diagnostics/test_one_layer.py::test_squares_that_are_alike_are_no_evidence"),
     Mutation("stack: skewness", "layers/_stack.py", "3 * count * (count - 1)", "2.7 * count * (count - 1)", "tests/networks/test_sample.py::test_the_skewness_of_a_stack_is_that_of_a_product"),
+    Mutation("tuning: curvature of constraints", "tuning/_answer.py", "worst.slope + weights @", "worst.slope + 1.2 * weights @", "tests/tuning/test_tune.py::test_the_conditions_of_one_constraint_by_hand"),
     Mutation("tuning: middle of a layer", "tuning/_problem.py", "jnp.asarray((ends[1:] + ends[:-1]) / 2, float)", "jnp.asarray(ends[1:], float)", "tests/tuning/test_width.py"),
     Mutation("mode: curvature", "infer/_mode.py", "/ (4 * step)", "/ (3.6 * step)", "tests/infer/test_adjustment.py::test_the_curvature_at_a_mode_is_the_second_derivative_of_the_potential"),
     Mutation("metropolis: exponent of the t law", "infer/_metropolis.py", "-(FREEDOM + len(x)) / 2", "-(FREEDOM + len(x) + 1) / 2", "tests/infer/test_latent.py::test_independence_moves_have_the_density_of_a_t_law"),

@@ -164,6 +164,8 @@ from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flo
 from sdeinfer.terms._limit import Limit
 from sdeinfer.terms._linear import LinearNoise
 from sdeinfer.terms._relu import ShapedReLU, relu_alignment, relu_drift
+from sdeinfer.tuning._answer import _conditions
+from sdeinfer.tuning._problem import Value, _in_residuals
 from sdeinfer.tuning._samples import chain_sample
 from sdeinfer.tuning._search import _moved
 from sdeinfer.tuning._space import coefficients

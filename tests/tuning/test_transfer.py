@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax.random as jr
 import numpy as np
 import pytest
 from helpers.budget import assert_estimate
@@ -29,20 +28,6 @@ GOALS = {
 WIDTHS, DEPTHS = (64, 128, 256, 512), {"slopes": 16}
 NETWORKS = {64: 200, 128: 200, 256: 200, 512: 64}
 """Networks with weights; 200 of width 512 take minutes for each goal."""
-
-
-@pytest.fixture(scope="module")
-def tuned():
-    goal = [of.spread(of.LogNorm()) <= 0.3]
-    sizes = {"width": 64, "depth": 8, "paths": 64, "step": 0.1, "key": jr.key(0)}
-    return si.tune("attention", V0[:1, :1], maximise="gamma", subject_to=goal, fixed={"tau0": 1.0}, **sizes)
-
-
-def test_a_tuned_spread_is_kept_by_networks(tuned, key):
-    """So wide that nothing is left of the corrections of order 1/n."""
-    found = si.transfer(tuned, widths=[4096], depths=[256], networks=2000, with_weights=0, key=key)
-    row = found.criteria.iloc[0]
-    assert_estimate(row["chain"], row["promised"], np.hypot(row["chain_error"], row["promised_error"]))
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """Tuning: exact answers of closed forms, derivatives, multipliers, prompts and bad input."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.budget import assert_estimate
+from helpers.internals import Value, _conditions
 from scipy import optimize, stats
 
 import sdeinfer as si
@@ -95,20 +98,11 @@ def test_closed_forms(name, key):
     np.testing.assert_allclose(found.sensitivity.to_numpy(), by_bound / 2e-4, rtol=0.15)
 
 
-@pytest.mark.parametrize(
-    "statistics",
-    [
-        [of.MeanCorrelation()],
-        pytest.param(
-            [of.LargestCorrelation(), of.EffectiveRank(), of.LogNorm(1), of.NormFactor(), of.RangeMargin(0.01, 50.0)]
-            + [of.LogGradientNorm(), of.GradientFactor(), squares],
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["one", "the others"],
-)
-def test_derivatives_of_expectations_are_those_of_differences(statistics, key):
+@pytest.mark.long
+def test_derivatives_of_expectations_are_those_of_differences(key):
     """Statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
+    statistics = [of.MeanCorrelation(), of.LargestCorrelation(), of.EffectiveRank(), of.LogNorm(1), of.NormFactor()]
+    statistics += [of.RangeMargin(0.01, 50.0), of.LogGradientNorm(), of.GradientFactor(), squares]
     criteria = [reduce(each) for each in statistics for reduce in (of.expectation, of.spread)]
     V0 = np.array([[1.0, 0.2, 0.1], [0.2, 1.5, 0.3], [0.1, 0.3, 0.7]])
     box = {"gamma": (0.1, 0.5), "tau0": (0.5, 2.0)}
@@ -120,6 +114,25 @@ def test_derivatives_of_expectations_are_those_of_differences(statistics, key):
         ends = [[problem.criterion(criterion, at + s * change * e)[0].value for s in (1, -1)] for e in np.eye(3)]
         expected = [(high - low) / (2 * change) for high, low in ends]
         np.testing.assert_allclose(value.slope, expected, rtol=1e-6, atol=1e-8, err_msg=str(criterion))
+
+
+def test_the_conditions_of_one_constraint_by_hand(unchecked):
+    """The point next to c with ½(x² + 4y²) ≤ b is (c₁/(1 + λ), c₂/(1 + 4λ)), where λ is the multiplier."""
+    c, weights, multiplier = np.array([1.0, 2.0]), np.array([1.0, 4.0]), 0.3
+    u = c / (1 + multiplier * weights)
+    by_multiplier = -weights * c / (1 + multiplier * weights) ** 2
+    problem: Any = SimpleNamespace(
+        space=SimpleNamespace(at_end=lambda u: np.zeros(2, bool)),
+        V0=ONE[None],
+        sign=1,
+        constraints=[of.expectation(of.LogNorm()) <= 1],
+        residuals=lambda u: [Value(0.0, -weights * u)],
+        criterion=lambda _, u: [Value(weights @ u**2 / 2, weights * u)],
+        objectives=lambda u: [Value(-((u - c) ** 2).sum() / 2, c - u)],
+    )
+    found = _conditions(problem, u)
+    np.testing.assert_allclose(found.multipliers, [multiplier])
+    np.testing.assert_allclose(found.sensitivity[:, 0], by_multiplier / (weights * u @ by_multiplier))
 
 
 @pytest.mark.slow
@@ -186,7 +199,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+COMPILED = ["values that are not finite"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.long] * (each in COMPILED)) for each in BAD])
 def test_bad_input_is_one_line(name, key, unchecked):
     changed, message = BAD[name]
     arguments = {"architecture": "transformer", "V0": FOUR, **SIZES, "maximise": "gamma", "paths": 64, **changed}
@@ -209,6 +225,7 @@ def test_goals_that_cannot_be_had_are_refused_with_the_nearest(key):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_explosions_are_no_success(key):
     """A path that explodes early keeps V0, which meets every bound: it must not count, and must not be hidden."""
     # γ found with coarser steps misses the bound on new paths, and its verdict says so.
@@ -222,6 +239,7 @@ def test_explosions_are_no_success(key):
         si.tune("attention", FOUR, subject_to=goal, bounds={"gamma": (0.5, 0.9)}, **cold)
 
 
+@pytest.mark.long
 def test_networks_of_thousands_of_layers_do_not_take_thousands_of_steps(key):
     arguments = {"width": 64, "law": "limit", "fixed": {"tau0": 1.0}, "paths": 64, "key": key}
     goal = of.spread(of.LogNorm()) <= 0.5

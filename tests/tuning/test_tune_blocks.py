@@ -53,6 +53,7 @@ def test_the_exact_mean_of_one_token(tuned):
     assert "g, strength" in tuned.parameter_rows()[0]["meaning"]
 
 
+@pytest.mark.long
 def test_networks_with_weights_keep_it(tuned, key):
     found = si.transfer(tuned, widths=[2 * WIDTH], depths=[DEPTH], networks=512, with_weights=256, key=key)
     (row,) = found.criteria.to_dict("records")
@@ -60,6 +61,7 @@ def test_networks_with_weights_keep_it(tuned, key):
         assert_estimate(row[source], 1 + DEPTH * tuned.values["strength"] ** 2 / 2, row[f"{source}_error"])
 
 
+@pytest.mark.long
 def test_parts_over_depth(key):
     """A strength of both branches by knots: their squares add up, and a mean is largest where they are equal."""
     found = si.tune(PRE_LN, V0, **ARGUMENTS | {"knots": {"strength": 2}, "paths": 128, "key": key})
@@ -70,6 +72,7 @@ def test_parts_over_depth(key):
     assert_estimate(value, 2, math.hypot(error, error))
 
 
+@pytest.mark.long
 def test_parts_with_values_of_their_own(key):
     """The strength of attention is fixed by its own name, and the other is tuned by its own."""
     fixed = {"attention.strength": 0.1, "gain": 1.0, "temperature": 1.0}
@@ -79,6 +82,7 @@ def test_parts_with_values_of_their_own(key):
     assert found.layer.parameters()["mlp.strength"] == pytest.approx(found.values["mlp.strength"])
 
 
+@pytest.mark.long
 def test_a_criterion_that_cannot_pass_one(key):
     """Correlations are flat beyond the answer, where the scan of the box has points too."""
     goal = of.expectation(of.MeanCorrelation()) <= 0.9

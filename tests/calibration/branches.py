@@ -100,5 +100,4 @@ def ranks(coefficients: np.ndarray, strength: float, shape: float) -> dict[str, 
         "strength, shape known": float(below[one]),
         "strength": float(weight @ below),
         "shape": float(weight[:one].sum() + weight[one] / 2),
-        "shape sd": float(np.sqrt(weight @ fine**2 - (weight @ fine) ** 2)),
     }

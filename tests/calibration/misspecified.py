@@ -98,9 +98,9 @@ DEFINITE = {
 """Causes that state a definite fault: by their names, and by words of their advice where the name does not suffice."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """The sizes, parameters and tokens of one data set."""
+    """The sizes, parameters and tokens of one data set; equal only to itself, as a static argument."""
 
     network: Network
     V0: np.ndarray
@@ -266,27 +266,14 @@ def trained(case: Case, X: np.ndarray, p: dict[str, np.ndarray], target: np.ndar
     """The weights after some gradient steps on the squared distance of the last hidden states from a target."""
     fixed = {name: p[name] for name in ("temperature", "slopes")}
     W = {kind: each for kind, each in p.items() if kind not in fixed}
-    return jax.tree.map(np.asarray, _descended(_Hashed(case), X, W, fixed, target)) | fixed
-
-
-class _Hashed:
-    """The case as a static argument; cases of one object are one."""
-
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed) and self.case is other.case
-
-    def __hash__(self) -> int:
-        return id(self.case)
+    return jax.tree.map(np.asarray, _descended(case, X, W, fixed, target)) | fixed
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _descended(hashed: _Hashed, X: Any, W: dict[str, Any], fixed: dict[str, Any], target: Any) -> dict[str, Any]:
+def _descended(case: Case, X: Any, W: dict[str, Any], fixed: dict[str, Any], target: Any) -> dict[str, Any]:
     def loss(W):
         def step(X, each):
-            return one_layer("trained", hashed.case, X, each, None, jnp), None
+            return one_layer("trained", case, X, each, None, jnp), None
 
         return jnp.mean((jax.lax.scan(step, X, W | fixed)[0] - target) ** 2) / 2
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
@@ -78,21 +79,17 @@ def trained(p: dict, rng: np.random.Generator) -> dict:
 
         return jnp.mean(jnp.square(jax.vmap(one)(X) - Y))
 
-    @jax.jit
-    def step(number, state):
-        p, first, second = state
-        g = jax.grad(loss)(p)
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, g)
-        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, second, g)
-        scale = RATE * jnp.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
-        return jax.tree.map(lambda w, m, v: w - scale * m / (jnp.sqrt(v) + 1e-8), p, first, second), first, second
+    adam = optax.adam(RATE, b2=0.99)
 
-    zero = jax.tree.map(jnp.zeros_like, p)
-    state = (jax.tree.map(jnp.asarray, p), zero, zero)
-    for number in range(STEPS):
-        p, first, second = step(number, state)
-        state = (p, first, second)
-    return jax.tree.map(np.asarray, state[0])
+    @jax.jit
+    def step(p, state):
+        change, state = adam.update(jax.grad(loss)(p), state)
+        return optax.apply_updates(p, change), state
+
+    state = adam.init(p)
+    for _ in range(STEPS):
+        p, state = step(p, state)
+    return jax.tree.map(np.asarray, p)
 
 
 def planted(name: str, rng: np.random.Generator) -> tuple[dict, Switches]:

@@ -21,9 +21,8 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results, record):
     found = run_all(ranks_of, [(seed,) for seed in range(DATA_SETS + MORE)], kept_results)
     found = [each for each in found if "refused" not in each][:DATA_SETS]
     assert len(found) == DATA_SETS
-    names = [name for name in found[0]["ranks"] if not name.endswith("sd")]
-    ranks = {name: np.array([each["ranks"][name] for each in found]) for name in names}
-    unadjusted = {name: np.array([each["unadjusted"][name] for each in found]) for name in names if "attention" in name}
+    ranks = {name: np.array([each["ranks"][name] for each in found]) for name in found[0]["ranks"]}
+    unadjusted = {name: np.array([each["unadjusted"][name] for each in found]) for name in ranks if "attention" in name}
     report(unadjusted, "branches, unadjusted")
     checked = [each for each in found if "trusted" in each]
     not_trusted = collections.Counter(each["verdict"][:80] for each in checked if not each["trusted"])
@@ -52,4 +51,4 @@ def rows_of(ranks: dict[str, np.ndarray], unadjusted: dict[str, np.ndarray]) -> 
 @pytest.mark.long
 def test_ranks_of_one_network():
     found = ranks_of(63)  # a small network
-    assert all(0 < rank < 1 for name, rank in found["ranks"].items() if not name.endswith("sd"))
+    assert all(0 < rank < 1 for rank in found["ranks"].values())

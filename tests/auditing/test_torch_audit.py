@@ -5,20 +5,14 @@ import math
 import numpy as np
 import pytest
 from helpers import reported_models as own
-from helpers.torch_models import TORCH, encoder, hf, nn, torch
+from helpers.torch_models import TORCH, encoder, hf, nn, sizes, torch
 
 import sdeinfer as si
 
 pytestmark = TORCH
 
 N, LAYERS = 64, 4
-SIZES = {
-    "hidden_size": N,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": 199,
-}
+SIZES = sizes(N, LAYERS, 128) | {"vocab_size": 199}
 GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 16}
 CONFIGURATIONS = {
     "gpt2": hf.GPT2Config(n_embd=N, n_layer=LAYERS, n_head=4, vocab_size=199),
@@ -70,15 +64,9 @@ def test_correct_models_pass(name):
 
 
 def test_a_mask_is_no_stream():
-    small = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "image_size": 32,
-    }
+    vision = sizes(32, 1) | {"image_size": 32, "patch_size": 16}
     torch.manual_seed(0)
-    network = hf.AutoModel.from_config(hf.GitConfig(**SIZES, vision_config=small | {"patch_size": 16}))
+    network = hf.AutoModel.from_config(hf.GitConfig(**SIZES, vision_config=vision))
     found = si.audit(network, recipe="auto")
     assert found.passed, found.verdict
     assert len(found.account.streams[-1]) == 2 * LAYERS
@@ -177,10 +165,6 @@ def of_one_layer(network, part):
     branch_of(network).register_forward_hook(lambda module, arguments, output: 2 * output)
 
 
-def of_one_expert(network, part):
-    matrices(network, part)[1][2].mul_(1.1)
-
-
 def of_dropout(network, part):
     """A dropout of functions whose `training` is True by default."""
     branch_of(network).register_forward_hook(lambda module, arguments, output: nn.functional.dropout(output, 0.1))
@@ -226,7 +210,7 @@ def test_planted_faults_are_found(name, fault):
 def test_one_expert_and_one_part_are_found():
     network = model("mixtral")
     with torch.no_grad():
-        of_one_expert(network, "experts.down_proj")
+        matrices(network, "experts.down_proj")[1][2].mul_(1.1)
     assert "layers.1.mlp.experts.down_proj" in si.audit(network, recipe="auto").verdict
     network = model("gpt2")
     with torch.no_grad():
@@ -309,13 +293,9 @@ def test_initialised_networks_pass():
 
 
 def test_exponents_over_depth():
-    study = si.audit.scaling(
-        lambda n, L: own.Net(layers=L, scaled=True), widths=[own.N], depths=[2, 4, 8], recipe="gpt2"
-    )
-    assert study.passed, study.verdict
-    rows = {row["quantity"]: row for row in study.exponents}
-    assert abs(rows["mlp.strength"]["exponent"] + 0.5) < 5 * rows["mlp.strength"]["sd"]
-    assert not si.audit.scaling(lambda n, L: own.Net(layers=L), widths=[own.N], depths=[2, 4, 8], recipe="gpt2").passed
+    sizes = {"widths": [own.N], "depths": [2, 4, 8], "recipe": "gpt2"}
+    assert si.audit.scaling(lambda n, L: own.Net(layers=L, scaled=True), **sizes).passed
+    assert not si.audit.scaling(lambda n, L: own.Net(layers=L), **sizes).passed
 
 
 def test_an_assertion_for_test_suites():

@@ -4,7 +4,8 @@ import functools
 
 import pytest
 from helpers import reported_models as own
-from helpers.torch_models import TORCH, hf, torch
+from helpers.torch_models import TORCH, bert, gpt2, hf, torch
+from helpers.torch_models import sizes as small_sizes
 
 import sdeinfer as si
 
@@ -19,27 +20,13 @@ GROUPED = own.LLAMA | {"groups": 2, "sd": 0.08}
 GRANITE = RULES.Recipe("granite", "the user", lambda matrix: 0.02, multiplier=lambda layers: 0.22)
 
 
-def of_config(config, change=None):
+def of_config(config, change):
     """A model of a library, and a change that is the bug."""
-
-    def make(fixed):
-        model = hf.AutoModelForCausalLM.from_config(config)
-        if not fixed and change is not None:
-            with torch.no_grad():
-                change(model)
-        return model
-
-    return make
+    return own.changed(change, lambda: hf.AutoModelForCausalLM.from_config(config))
 
 
 def sizes(**others):
-    return {
-        "hidden_size": N,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 2 * N,
-        "vocab_size": 199,
-    } | others
+    return small_sizes(N, 4, 2 * N) | {"vocab_size": 199} | others
 
 
 def granite(model):
@@ -53,34 +40,26 @@ def norms_of_gemma(model):
             each.fill_(1.0)
 
 
-def of_layers(fixed):
-    options = {"n_layer": 4, "n_embd": N, "n_head": 4, "vocab_size": 199, "scale_attn_by_inverse_layer_idx": True}
-    model = hf.GPT2Model(hf.GPT2Config(**options))
+def factors_of_gpt2(model):
     for block in model.h:
-        if not fixed:
-            block.attn.scaling = SIZE**-0.5
-    return model
+        block.attn.scaling = SIZE**-0.5
 
 
-def bert(fixed):
-    model = hf.BertModel(hf.BertConfig(**sizes()), add_pooling_layer=False)
-    if not fixed:
-        for name, each in model.named_parameters():
-            if "LayerNorm" in name:
-                torch.nn.init.normal_(each, std=0.02)
-    return model
+def norms_of_bert(model):
+    for name, each in model.named_parameters():
+        if "LayerNorm" in name:
+            torch.nn.init.normal_(each, std=0.02)
 
 
-def modernbert(fixed):
-    config = hf.ModernBertConfig(
-        **sizes(pad_token_id=0, eos_token_id=1, bos_token_id=2, cls_token_id=3, sep_token_id=4)
-    )
-    model = hf.ModernBertModel(config)
-    if not fixed:
-        for each in model.modules():
-            if isinstance(each, torch.nn.Linear):
-                torch.nn.init.normal_(each.weight, std=0.02)
-    return model
+def weights_of_modernbert(model):
+    for each in model.modules():
+        if isinstance(each, torch.nn.Linear):
+            torch.nn.init.normal_(each.weight, std=0.02)
+
+
+WORDS = dict(
+    zip(("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id"), range(5), strict=True)
+)
 
 
 REPORTS = {
@@ -88,8 +67,8 @@ REPORTS = {
     "nanoGPT#240: dropout of fused attention": (own.with_bug("dropout", **own.NANOGPT), {"recipe": "gpt2"}, "dropout"),
     "pytorch#61165: x = LN(x)": (own.with_bug("stream norm", **own.NANOGPT), {"recipe": "gpt2", "norm": "pre"}, "the stream itself is normalised"),
     "TransformerEngine#622: biases": (own.changed(own.biases, bias=True, **own.NANOGPT), {"recipe": "gpt2"}, "bias"),
-    "mixle#258: √d_k of μP": (own.repaired(own.of_mup), {"recipe": RULES.mup(base_width=N)}, "logits of layer 0 are multiplied by"),
-    "mixle#258 at σ = 1/√base": (own.repaired(own.of_mup, sd=N**-0.5), {"recipe": RULES.mup(N**-0.5, base_width=N)}, "logits of layer 0"),
+    "mixle#258: √d_k of μP": (own.repaired(own.values_of("attention", scale=1 / SIZE)), {"recipe": RULES.mup(base_width=N)}, "logits of layer 0 are multiplied by"),
+    "mixle#258 at σ = 1/√base": (own.repaired(own.values_of("attention", scale=1 / SIZE), sd=N**-0.5), {"recipe": RULES.mup(N**-0.5, base_width=N)}, "logits of layer 0"),
     "Megatron-LM#3058: 1/√(2L) in μP": (own.changed(own.scaled), {"recipe": RULES.normal()}, "are scaled with depth, which is not declared"),
     "llm-foundry#372: rsqrt": (own.with_bug("rsqrt", **own.LLAMA), {"recipe": "normal"}, "multiplies by what it should divide by"),
     "Qwen#933: mask": (own.with_bug("mask", **own.LLAMA), {"recipe": "normal", "causal": True}, "the causal mask is not there"),
@@ -99,16 +78,16 @@ REPORTS = {
     "SpecForge#265: theta": (own.with_bug("theta", **GROUPED), {"like": own.Net(**GROUPED)}, "returns other values"),
     "transformers#40796: 1 + w": (of_config(hf.Gemma3TextConfig(**sizes(head_dim=SIZE, num_key_value_heads=2)), norms_of_gemma), {"recipe": "auto"}, "multiplies by 2, declared 1"),
     "transformers#48745: a decoder without a mask": (own.with_bug("mask", **own.NANOGPT), {"recipe": "gpt2", "causal": True}, "mask"),
-    "transformers#44397: factor of the layer": (of_layers, {"recipe": "auto"}, "the factor 1/(l + 1) of the layer is missing"),
+    "transformers#44397: factor of the layer": (own.changed(factors_of_gpt2, lambda: gpt2(N, 4, scale_attn_by_inverse_layer_idx=True)), {"recipe": "auto"}, "the factor 1/(l + 1) of the layer is missing"),
     "transformers#45902: NaN": (own.changed(own.of_rotations, **own.LLAMA), {"recipe": "normal"}, "NaN or infinity in layers.0.attention.wq.weight"),
-    "transformers#143: norms": (bert, {"recipe": "auto"}, "norm embeddings.LayerNorm.weight multiplies by"),
+    "transformers#143: norms": (own.changed(norms_of_bert, lambda: bert(N, 4, 2 * N)), {"recipe": "auto"}, "norm embeddings.LayerNorm.weight multiplies by"),
     "exllamav3#218: residual_multiplier": (of_config(hf.GraniteConfig(**sizes(residual_multiplier=0.22, num_key_value_heads=2)), granite), {"recipe": "auto"}, "is multiplied by 1, declared 0.22"),
-    "the same, written out": (own.repaired(own.multipliers), {"recipe": GRANITE}, "is multiplied by 1, declared 0.22"),
-    "ModernBERT#84: its law": (modernbert, {"recipe": "auto"}, "a standard deviation of 0.02"),
+    "the same, written out": (own.repaired(own.values_of("", beta=0.22)), {"recipe": GRANITE}, "is multiplied by 1, declared 0.22"),
+    "ModernBERT#84: its law": (own.changed(weights_of_modernbert, lambda: hf.ModernBertModel(hf.ModernBertConfig(**sizes(**WORDS)))), {"recipe": "auto"}, "a standard deviation of 0.02"),
     "transformers#47478: 1/√(2L)": (own.repaired(own.scaled), {"recipe": "gpt2"}, "the factor 1/√(2L)"),
     "timm#2605: LayerScale": (lambda fixed: own.changed(own.layer_scale(1e-5 if fixed else 1.0))(False), {"recipe": LAYER_SCALE}, "LayerScale layers.0.scale is 1, declared 1e-05"),
-    "x-transformers#190: QK-norm": (lambda fixed: own.changed(own.normed, bug="" if fixed else "fused scale")(False), {"recipe": NORMED}, "logits of layer 0 are multiplied by"),
-    "labml#145: α": (lambda fixed: own.changed(own.stream_factor if fixed else own.branch_factor)(False), {"recipe": DEEPNORM}, "the stream is multiplied by 1"),
+    "x-transformers#190: QK-norm": (lambda fixed: own.changed(own.values_of("attention", normed=True, scale=10.0), bug="" if fixed else "fused scale")(False), {"recipe": NORMED}, "logits of layer 0 are multiplied by"),
+    "labml#145: α": (lambda fixed: own.changed(own.values_of("", **{"alpha" if fixed else "beta": 1.5}))(False), {"recipe": DEEPNORM}, "the stream is multiplied by 1"),
     "xformers#233: norm of queries only": (own.with_bug("queries"), {"recipe": "normal"}, "key and value read the stream itself"),
     "ViT#1: softmax/√n": (own.with_bug("probabilities", causal=False), {"recipe": "normal"}, "1/√n after softmax"),
     "swapped w3 and w2": (lambda fixed: own.changed(own.swapped, **own.LLAMA, scaled=True)(fixed), {"recipe": "gpt2"}, "are swapped"),

@@ -73,16 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--single", action="store_true", help="float32")
     parser.add_argument("--fits-there", action="store_true", help="run fits on the device, not on the CPU beside it")
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of calls")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", not arguments.single)
     print(json.dumps({"device": jax.devices()[0].device_kind, "float": str(jax.numpy.result_type(float))}))
     with jax.default_device(jax.devices()[0] if arguments.fits_there else None):
         for name, call in CALLS.items():
-            if any(part in name for part in arguments.only):
-                timed = call()
-                cold, warm = seconds(timed), min(seconds(timed) for _ in range(2))
-                print(json.dumps({"call": name, "cold": cold, "warm": warm}), flush=True)
+            timed = call()
+            cold, warm = seconds(timed), min(seconds(timed) for _ in range(2))
+            print(json.dumps({"call": name, "cold": cold, "warm": warm}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python tests/benchmarks/larger_than_memory.py --terms 1e5 1e6 1e7 --workers 2 --folder /tmp/study
 
 A term is one spectral coordinate of one transition; four tokens have ten. Every run is a process of its own, which adds
-a line to `runs.jsonl` in the folder. `--one-process` reads the chunks in the process of the fit.
+a line to `runs.jsonl` in the folder.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def write_networks(folder: Path, terms: float) -> None:
 
 
 def fit(folder: Path, terms: float, workers: int, kill_after: float | None) -> dict:
-    """One fit, in this process; 0 workers for chunks in this process."""
-    import dask
+    """One fit, in this process."""
     import jax
 
     jax.config.update("jax_enable_x64", True)  # noqa: FBT003
     import jax.random as jr
     import xarray as xr
+    from distributed import Client, LocalCluster
 
     import sdeinfer as si
 
@@ -67,35 +67,20 @@ def fit(folder: Path, terms: float, workers: int, kill_after: float | None) -> d
     found = {"terms": terms, "workers": workers, "killed": kill_after is not None}
     found["data_MiB"] = data["covariance"].nbytes / 2**20
 
-    def run() -> float:
+    sizes = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": LIMIT}
+    with LocalCluster(**sizes, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
+        victim = next(iter(client.run(os.getpid).values()))
+        if kill_after is not None:
+            threading.Timer(kill_after, os.kill, (victim, signal.SIGKILL)).start()
         started = time.perf_counter()
         post = si.fit(si.models.full_path, data, chains=2, draws=200, warmup=1000, predictions=20, key=jr.key(1))
-        draws = post["posterior"].to_dataset()
-        content = b"".join(draws[name].values.tobytes() for name in sorted(draws.data_vars))
-        found["draws"] = hashlib.sha256(content).hexdigest()[:16]
-        found["gamma"] = [float(draws["gamma"].mean()), float(draws["gamma"].std())]
-        found["gamma_by_chain"] = draws["gamma"].mean("draw").values.tolist()
-        si.write(post, folder / f"terms_{terms:.0e}_workers_{workers}{'_killed' if kill_after is not None else ''}.nc")
-        found["kept"] = 1 - post.attrs["left_out"]
-        return time.perf_counter() - started
-
-    if workers == 0:
-        with dask.config.set(scheduler="synchronous"):
-            found["seconds"] = run()
-    else:
-        from distributed import Client, LocalCluster
-
-        sizes = {"n_workers": workers, "threads_per_worker": 1, "memory_limit": LIMIT}
-        with LocalCluster(**sizes, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as client:
-            if kill_after is not None:
-                victim = next(iter(client.run(os.getpid).values()))
-                threading.Timer(kill_after, os.kill, (victim, signal.SIGKILL)).start()
-            found["seconds"] = run()
-            found["worker_peak_MiB"] = sorted(x / 1024 for x in client.run(_peak).values())
-            found["pids_at_end"] = sorted(client.run(os.getpid).values())
-            if kill_after is not None:
-                found["killed_pid"] = victim
-                assert victim not in found["pids_at_end"], "the worker was not killed before the end"
+        found["seconds"] = time.perf_counter() - started
+        found["worker_peak_MiB"] = sorted(x / 1024 for x in client.run(_peak).values())
+        assert kill_after is None or victim not in client.run(os.getpid).values(), "no worker was killed before the end"
+    draws = post["posterior"].to_dataset()
+    content = b"".join(draws[name].values.tobytes() for name in sorted(draws.data_vars))
+    found["draws"] = hashlib.sha256(content).hexdigest()[:16]
+    found["gamma"] = [float(draws["gamma"].mean()), float(draws["gamma"].std())]
     found["client_peak_MiB"] = _peak() / 1024
     return found
 
@@ -111,7 +96,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--terms", type=float, nargs="*", default=[])
     parser.add_argument("--workers", type=int, nargs="*", default=[])
-    parser.add_argument("--one-process", action="store_true")
     parser.add_argument("--kill", type=float, help="seconds after which one of two workers is killed, in another run")
     parser.add_argument("--single", type=json.loads, help=argparse.SUPPRESS)
     flags = parser.parse_args()
@@ -128,7 +112,7 @@ def main() -> None:
         return
     for terms in flags.terms:
         runs = [(terms, None, None)]
-        runs += [(terms, 0, None)] * flags.one_process + [(terms, workers, None) for workers in flags.workers]
+        runs += [(terms, workers, None) for workers in flags.workers]
         runs += [(terms, 2, flags.kill)] if flags.kill is not None else []
         for single in runs:
             command = [sys.executable, __file__, "--folder", str(flags.folder), "--single", json.dumps(single)]

@@ -14,8 +14,8 @@ from sdeinfer.layers import template
 def judged(width: int, seed: int) -> dict[str, Any]:
     """What `check` says."""
     rng = np.random.default_rng([571, seed])
-    gap = rng.uniform(0.5, 5)
     gamma, tau0 = (float(np.exp(rng.uniform(*np.log(limits)))) for limits in ((0.02, 0.2), (0.03, 0.3)))
+    gap = rng.uniform(0.5, 5)
     truth = {"gamma": gamma, "tau0": tau0, "c_gap": gap}
     X = states_of(seed, depth=6, width=width, norm=1.4, gamma=gamma, tau0=tau0, c_plus=gap / 2, c_minus=-gap / 2)
     data = si.covariance_dataset(si.observe(X)["covariance"].values, width=width)

@@ -1,7 +1,8 @@
 """What the last layer, or outputs, of 256 transformers say of their parameters, against the Fisher information.
 
 So many networks have posteriors about as wide as the inverse of prior and information together, in the unconstrained
-parameters. Since layers are latent the information has no closed form: it is the sum over the networks of the squares of their scores at the truth, each the slope of the log of a mean over innovations.
+parameters. Since layers are latent the information has no closed form: it is the sum over the networks of the squares
+of their scores at the truth, each the slope of the log of a mean over innovations.
 """
 
 import jax

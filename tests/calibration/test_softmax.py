@@ -14,5 +14,5 @@ def test_no_wrong_gamma_is_trusted(kept_results, first_seed):
 
 @pytest.mark.long
 def test_gamma_depends_on_a_tau0_that_the_data_do_not_identify():
-    found = judged(96, 17)
+    found = judged(96, 2)
     assert "only by the prior of tau0: gamma" in found["verdict"]

@@ -1,7 +1,5 @@
 """A small Pre-LN Transformer in Equinox, with the default initialisation of `equinox.nn.Linear` and without biases."""
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -61,10 +59,3 @@ def copied(key):
     """The first layer in the place of all."""
     network = Transformer(key)
     return eqx.tree_at(lambda each: each.layers, network, [network.layers[0]] * LAYERS)
-
-
-def strong(key):
-    """The last matrices of the MLPs have √3 times their standard deviation."""
-    network = Transformer(key)
-    last = lambda each: [layer.mlp.layers[-1].weight for layer in each.layers]  # noqa: E731
-    return eqx.tree_at(last, network, replace_fn=lambda weight: math.sqrt(3) * weight)

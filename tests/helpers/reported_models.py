@@ -1,5 +1,6 @@
 """Small models in the style of public projects, each correct or with a bug that somebody reported; PyTorch."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -85,17 +86,16 @@ class MLP(nn.Module):
     def forward(self, x):
         if self.w3 is None:
             return self.w2(F.gelu(self.w1(x)))
-        if self.bug == "gate":
-            return self.w2(F.silu(self.w1(x) * self.w3(x)))
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        one, other = self.w1(x), self.w3(x)
+        return self.w2(F.silu(one * other) if self.bug == "gate" else F.silu(one) * other)
 
 
 class Layer(nn.Module):
-    def __init__(self, *, rms: bool, bias: bool, rope: bool, causal: bool, gated: bool, bug: str, groups: int):
+    def __init__(self, *, rms: bool = False, bias: bool = False, gated: bool = False, bug: str = "", **of_attention):
         super().__init__()
         norm = (lambda: RMSNorm(N, bug)) if rms else (lambda: nn.LayerNorm(N))
         self.norm1, self.norm2, self.bug = norm(), norm(), bug
-        self.attention = Attention(bias=bias, rope=rope, causal=causal, bug=bug, groups=groups)
+        self.attention = Attention(bias=bias, bug=bug, **of_attention)
         self.mlp = MLP(bias=bias, gated=gated, bug=bug)
         self.alpha, self.beta, self.scale = 1.0, 1.0, None
 
@@ -116,20 +116,10 @@ class Layer(nn.Module):
 class Net(nn.Module):
     """Tokens, layers, a norm, a head; `sd` of all weights, 0 of biases."""
 
-    def __init__(self, *, sd: float = 0.02, rms: bool = False, bias: bool = False, rope: bool = False, causal: bool = True,
-                 gated: bool = False, bug: str = "", groups: int = HEADS, layers: int = LAYERS, scaled: bool = False):  # fmt: skip
+    def __init__(self, *, sd=0.02, layers=LAYERS, scaled=False, rms: bool = False, bug: str = "", **of_layers):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, N)
-        options = {
-            "rms": rms,
-            "bias": bias,
-            "rope": rope,
-            "causal": causal,
-            "gated": gated,
-            "bug": bug,
-            "groups": groups,
-        }
-        self.layers = nn.ModuleList([Layer(**options) for _ in range(layers)])
+        self.layers = nn.ModuleList([Layer(rms=rms, bug=bug, **of_layers) for _ in range(layers)])
         self.norm = RMSNorm(N, bug) if rms else nn.LayerNorm(N)
         self.head = nn.Linear(N, VOCABULARY, bias=False)
         for module in self.modules():
@@ -157,30 +147,20 @@ def with_bug(bug: str, **options) -> Callable[[bool], nn.Module]:
     return lambda fixed: Net(bug="" if fixed else bug, **options)
 
 
-def changed(change: Callable[[nn.Module], None], **options) -> Callable[[bool], nn.Module]:
-    """A model that a function spoils."""
+def changed(change: Callable[[nn.Module], None], make: Callable = Net, *, repairs=False, **options) -> Callable:
+    """A model that a function spoils, or repairs."""
 
-    def make(fixed) -> nn.Module:
-        model = Net(**options)
-        if not fixed:
+    def of(fixed) -> nn.Module:
+        model = make(**options)
+        if fixed == repairs:
             with torch.no_grad():
                 change(model)
         return model
 
-    return make
+    return of
 
 
-def repaired(change: Callable[[nn.Module], None], **options) -> Callable[[bool], nn.Module]:
-    """A model that a function repairs."""
-
-    def make(fixed) -> nn.Module:
-        model = Net(**options)
-        if fixed:
-            with torch.no_grad():
-                change(model)
-        return model
-
-    return make
+repaired = functools.partial(changed, repairs=True)
 
 
 def biases(model):
@@ -190,34 +170,18 @@ def biases(model):
             nn.init.uniform_(module.bias, -bound, bound)
 
 
-def of_mup(model):
-    for layer in model.layers:
-        layer.attention.scale = 1 / SIZE
+def values_of(part: str, **values) -> Callable[[nn.Module], None]:
+    """Sets attributes of all layers, or of a part of each."""
+
+    def change(model):
+        for layer in model.layers:
+            vars(layer.get_submodule(part)).update(values)
+
+    return change
 
 
 def of_rotations(model):
     model.layers[0].attention.wq.weight.fill_(math.nan)
-
-
-def of_norms(model):
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            nn.init.normal_(module.weight, std=0.02)
-
-
-def multipliers(model):
-    for layer in model.layers:
-        layer.beta = 0.22
-
-
-def stream_factor(model):
-    for layer in model.layers:
-        layer.alpha = 1.5
-
-
-def branch_factor(model):
-    for layer in model.layers:
-        layer.beta = 1.5
 
 
 def layer_scale(value: float) -> Callable[[nn.Module], None]:
@@ -244,8 +208,3 @@ def swapped(model):
 def copied(model):
     for layer in model.layers[1:]:
         layer.load_state_dict(model.layers[0].state_dict())
-
-
-def normed(model):
-    for layer in model.layers:
-        layer.attention.normed, layer.attention.scale = True, 10.0

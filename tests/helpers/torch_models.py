@@ -16,31 +16,32 @@ TORCH = [pytest.mark.torch, pytest.mark.filterwarnings("default")]
 
 
 def gpt2(width, layers, **options):
-    return hf.GPT2Model(hf.GPT2Config(vocab_size=99, n_embd=width, n_layer=layers, n_head=4, **options))
+    words = {"vocab_size": 99, "n_embd": width, "n_layer": layers, "n_head": 4}
+    return hf.GPT2Model(hf.GPT2Config(**words | options))
 
 
 def sizes(width, layers, units=None):
     """The words of most configurations."""
-    units = units or 4 * width
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
-        "intermediate_size": units,
+        "intermediate_size": units or 4 * width,
     }
 
 
-def llama(width, layers, units=None, groups=2, **options):
-    words = sizes(width, layers, units) | {"vocab_size": 99, "num_key_value_heads": groups, "pad_token_id": None}
+def llama(width, layers, units=None, **options):
+    words = sizes(width, layers, units) | {"vocab_size": 99, "num_key_value_heads": 2, "pad_token_id": None}
     return hf.LlamaModel(hf.LlamaConfig(**words | options))
 
 
-def bert(width, layers, units=None):
-    return hf.BertModel(hf.BertConfig(**sizes(width, layers, units), vocab_size=99), add_pooling_layer=False)
+def bert(width, layers, units=None, **options):
+    words = sizes(width, layers, units) | {"vocab_size": 99}
+    return hf.BertModel(hf.BertConfig(**words | options), add_pooling_layer=False)
 
 
-def vit(width, layers, units=None, image=8):
-    config = hf.ViTConfig(**sizes(width, layers, units), image_size=image, patch_size=4)
+def vit(width, layers, units=None):
+    config = hf.ViTConfig(**sizes(width, layers, units), image_size=8, patch_size=4)
     return hf.ViTModel(config, add_pooling_layer=False)
 
 
@@ -53,19 +54,6 @@ def encoder(width, layers, units=None, **options):
 def prompt(width, *, tokens=4, batch=1, **options):
     """A batch of tokens, the same each time."""
     return torch.randn(batch, tokens, width, generator=torch.Generator().manual_seed(1), **options)
-
-
-class CausalAttention(nn.Module):
-    """As in nanoGPT, with queries, keys and values in one matrix."""
-
-    def __init__(self, width, **options):
-        super().__init__()
-        self.c_attn, self.c_proj = nn.Linear(width, 3 * width, **options), nn.Linear(width, width, **options)
-
-    def forward(self, x):
-        q, k, v = (each.unflatten(-1, (4, -1)).transpose(1, 2) for each in self.c_attn(x).chunk(3, dim=-1))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
 def run(model, inputs):

@@ -126,7 +126,6 @@ def test_latent_layers_outputs_and_groups_are_fitted(run):
 
 def test_hand_over(run):
     found = run("guides/hand_over")
-    assert found["ready"].audit.passed
     assert not found["tuned"].missed
 
 
@@ -195,8 +194,6 @@ def test_tokens_cluster_and_are_fitted(run):
     found = run("guides/meanfield")
     assert found["first"].clusters in (3, 4, 5)
     assert_recovered(found["post"], "beta", "step", "noise")
-    assert not found["verdicts"].passed
-    assert "value matrix" in found["verdicts"].cause.advice
 
 
 @pytest.mark.slow  # fifty fits by two laws

@@ -313,11 +313,8 @@ def test_wrong_guesses_are_met_half_way():
     assert verdict.endswith("'normal' would pass")
 
 
-def test_frames_and_files(tmp_path):
+def test_a_frame_and_a_table_of_a_notebook():
     found = si.audit(model("gpt2"), recipe="gpt2")
     frame = found.to_frame()
     assert frame.loc["h.0.mlp.c_proj.weight", "declared"] == pytest.approx(0.02 / math.sqrt(2 * LAYERS))
-    found.write(tmp_path / "audit.json")
-    assert (tmp_path / "audit.json").read_text().startswith("{")
-    si.report.write_audit(found, tmp_path / "audit.html")
     assert "GPT2Model" in found._repr_html_()

@@ -1,7 +1,7 @@
 """Seconds of the same calls, cold and warm, on the devices that JAX finds.
 
     JAX_PLATFORMS=cpu python tests/benchmarks/devices.py
-    python tests/benchmarks/devices.py [--single] [--fits-there]
+    python tests/benchmarks/devices.py [--fits-there]
 
 Prints one line of JSON for each call as it ends; the first line names the device.
 """
@@ -71,11 +71,10 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--single", action="store_true", help="float32")
     parser.add_argument("--fits-there", action="store_true", help="run fits on the device, not on the CPU beside it")
     arguments = parser.parse_args()
-    jax.config.update("jax_enable_x64", not arguments.single)
-    print(json.dumps({"device": jax.devices()[0].device_kind, "float": str(jax.numpy.result_type(float))}))
+    jax.config.update("jax_enable_x64", True)  # noqa: FBT003
+    print(json.dumps({"device": jax.devices()[0].device_kind}))
     with jax.default_device(jax.devices()[0] if arguments.fits_there else None):
         for name, call in CALLS.items():
             timed = call()

@@ -14,8 +14,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 from calibration.finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
-from calibration.study import NODES, importance_sample, report
-from helpers.internals import NetworkKeys, Networks, in_range, observed_path, path_layout, problem_of
+from calibration.study import importance_sample, report, statistics
+from helpers.internals import NetworkKeys, in_range, problem_of
 
 import sdeinfer as si
 from sdeinfer.models import full_path
@@ -26,22 +26,13 @@ DATA_SETS = 200
 LAW = ASSUMED["full"]["finite-width"]
 
 
-def whole(data):
-    path = observed_path(data)
-    return Networks.of(full_path, LAW).adjusted(path, path_layout(path, nodes=NODES), pooled=True)
-
-
-def without_adjustment(data):
-    return dataclasses.replace(whole(data), adjustment=None)
-
-
 def without_range(data):
-    return whole(in_range(problem_of(full_path, LAW), data.drop_vars("used"), math.inf)[0])
+    return statistics(in_range(problem_of(full_path, LAW), data.drop_vars("used"), math.inf)[0], LAW)
 
 
 MECHANISMS = {
-    "all": whole,
-    "no adjustment (sandwich)": without_adjustment,
+    "all": lambda data: statistics(data, LAW),
+    "no adjustment (sandwich)": lambda data: dataclasses.replace(statistics(data, LAW), adjustment=None),
     "no range rule": without_range,
 }
 

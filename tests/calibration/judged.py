@@ -47,7 +47,6 @@ def fit_and_check(data: xr.Dataset, architecture: AbstractLayer, truth: dict[str
         "verdict": found.verdict,
         "z": z,
         "in_range": "out_of_range" not in post.attrs and post.attrs["left_out"] < 0.99,
-        "left_out": float(post.attrs["left_out"]),
     }
 
 

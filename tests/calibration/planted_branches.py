@@ -1,6 +1,5 @@
 """A Pre-LN Transformer written apart from the package, with what may be wrong with one, and the verdicts on it."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,14 +14,6 @@ from sdeinfer.observation import BranchObserver
 
 WIDTH, HEADS, DEPTH, TOKENS, GAIN = 128, 4, 8, 4, 0.5
 STEPS, RATE, BATCH = 100, 3e-3, 32
-
-
-@dataclasses.dataclass(frozen=True)
-class Switches:
-    """What the forward pass does: all True in a correct network."""
-
-    scaled_logits: bool = True
-    norm_of: int | None = None  # the layer whose MLP reads without a norm
 
 
 def weights(rng: np.random.Generator, *, uniform: bool = False) -> dict[str, np.ndarray]:
@@ -40,23 +31,20 @@ def weights(rng: np.random.Generator, *, uniform: bool = False) -> dict[str, np.
     return found
 
 
-CORRECT = Switches()
-
-
-def branches_of(p: dict, X: Any, switches: Switches = CORRECT) -> list[tuple[Any, Any]]:
-    """What each branch reads and adds."""
+def branches_of(p: dict, X: Any, name: str = "right", wrong_layer: int = 0) -> list[tuple[Any, Any]]:
+    """What each branch reads and adds; the norm that may be left out is that of one layer's MLP."""
     found = []
     mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
     size = WIDTH // HEADS
     for layer in range(DEPTH):
         U = _norm(X)
         q, k, v = (jnp.stack(jnp.split(U @ p[name][layer], HEADS, axis=1)) for name in "qkv")
-        logits = q @ jnp.swapaxes(k, -1, -2) / (np.sqrt(size) if switches.scaled_logits else 1)
+        logits = q @ jnp.swapaxes(k, -1, -2) / (1 if name == "no 1/√d_k" else np.sqrt(size))
         A = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
         D = jnp.concatenate(list(A @ v), axis=1) @ p["o"][layer]
         found.append((U, D))
         X = X + D
-        U = X if switches.norm_of == layer else _norm(X)
+        U = X if (name, wrong_layer) == ("a norm left out", layer) else _norm(X)
         D = jax.nn.gelu(U @ p["up"][layer], approximate=False) @ p["down"][layer]
         found.append((U, D))
         X = X + D
@@ -92,8 +80,8 @@ def trained(p: dict, rng: np.random.Generator) -> dict:
     return jax.tree.map(np.asarray, p)
 
 
-def planted(name: str, rng: np.random.Generator) -> tuple[dict, Switches]:
-    """Weights and forward pass of a network with one thing wrong, or none."""
+def planted(name: str, rng: np.random.Generator) -> tuple[dict, int]:
+    """Weights of a network with one thing wrong, or none, and the layer in which something may be."""
     p = weights(rng, uniform=name == "uniform weights")
     layer = int(rng.integers(DEPTH))
     match name:
@@ -110,13 +98,9 @@ def planted(name: str, rng: np.random.Generator) -> tuple[dict, Switches]:
             p = {key: np.broadcast_to(W[:1], W.shape).copy() for key, W in p.items()}
         case "tied weights":
             p["down"] = np.swapaxes(p["up"], 1, 2) / np.sqrt(2 * DEPTH)
-        case "no 1/√d_k":
-            return p, Switches(scaled_logits=False)
-        case "a norm left out":
-            return p, Switches(norm_of=layer)
         case "100 steps of training":
             p = trained(p, rng)
-    return p, CORRECT
+    return p, layer
 
 
 CAUSES = {
@@ -144,10 +128,10 @@ def layer_declared() -> si.Stack:
 def judged(name: str, seed: int) -> dict[str, Any]:
     """The verdict on one network, from one prompt."""
     rng = np.random.default_rng([*name.encode(), seed])
-    p, switches = planted(name, rng)
+    p, layer = planted(name, rng)
     X = rng.standard_normal((TOKENS, WIDTH))
     observer = BranchObserver(pattern=si.CAUSAL)
-    for number, (U, D) in enumerate(branches_of(p, jnp.asarray(X), switches)):
+    for number, (U, D) in enumerate(branches_of(p, jnp.asarray(X), name, layer)):
         observer.add(np.asarray(U), np.asarray(D), kind=("attention", "mlp")[number % 2])
     post = si.fit(si.models.branches, observer.dataset(), architecture=layer_declared(), key=jr.key(seed))
     check = si.check(post)

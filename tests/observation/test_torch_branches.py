@@ -6,7 +6,7 @@ No hook of the references is at a branch itself.
 import numpy as np
 import pytest
 from helpers.branch_references import assert_branches
-from helpers.torch_models import TORCH, bert, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
+from helpers.torch_models import TORCH, bert, encoder, gpt2, hf, nn, prompt, run, sizes, torch
 
 import sdeinfer as si
 from sdeinfer.observation import validate_branches
@@ -16,7 +16,6 @@ pytestmark = TORCH
 WIDTH, LAYERS, UNITS = SMALL = 32, 2, 64
 IDS = {"input_ids": torch.tensor([[3, 1, 4, 15, 9]])}
 GEMMA = sizes(*SMALL) | {"vocab_size": 99, "num_key_value_heads": 2, "head_dim": 8}
-PIXELS = torch.linspace(-1, 1, 3 * 64, dtype=torch.float64).cos().reshape(1, 3, 8, 8)
 
 
 class Normed(nn.Module):
@@ -49,13 +48,6 @@ MODELS = {
         (("attn",), ("mlp",), ("ln_1", "ln_2"), "ln_f"),
         ("h.0.attn", "h.1.mlp"),
     ),
-    "llama": (
-        lambda: llama(*SMALL),
-        IDS,
-        lambda model: model.layers,
-        (("self_attn",), ("mlp",), ("input_layernorm", "post_attention_layernorm"), "norm"),
-        ("layers.0.self_attn", "layers.1.mlp"),
-    ),
     "gemma3": (  # norms after the branches, too
         lambda: hf.Gemma3TextModel(hf.Gemma3TextConfig(**GEMMA)),
         IDS,
@@ -67,13 +59,6 @@ MODELS = {
             "norm",
         ),
         ("layers.0.self_attn", "layers.1.mlp"),
-    ),
-    "vit": (
-        lambda: vit(*SMALL),
-        {"pixel_values": PIXELS},
-        lambda model: model.layers,
-        (("attention",), ("mlp",), ("layernorm_before", "layernorm_after"), "layernorm"),
-        ("layers.0.attention", "layers.1.mlp"),
     ),
     "encoder": (
         Normed,
@@ -129,13 +114,12 @@ def assert_observed(data, U, D, ends) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_branches_are_what_is_between_the_norms(name):
     make, inputs, blocks, (attention, mlp, norms, last), ends = MODELS[name]
-    (draw, drawn), pattern = double(make), si.Pattern() if name in ("vit", "encoder") else si.CAUSAL
+    (draw, drawn), pattern = double(make), si.Pattern() if name == "encoder" else si.CAUSAL
     find = branches(blocks, attention, mlp)
     data = si.observe_branches.torch(draw, inputs, find, networks=2, pattern=pattern)
     U, D, stream = zip(*(before_norms(model, inputs, blocks, norms, last) for model in drawn), strict=True)
     assert_observed(data, U, D, ends)
-    attributes = {"encoder": {"prompts": "3,3"}, "vit": {}}.get(name, {"causal": 1.0})
-    assert data.attrs == attributes | {"reads": "branch"}
+    assert data.attrs == {"reads": "branch"} | ({"prompts": "3,3"} if name == "encoder" else {"causal": 1.0})
     if name == "gpt2":
         of_stream = si.observe_branches(np.stack(stream), ("attention", "mlp"), pattern=si.CAUSAL)
         for variable in ("increment", "between", "kurtosis"):

@@ -1,12 +1,11 @@
 """Audits of every model type of transformers that a small configuration builds, as its library initialises it.
 
 Run `OMP_NUM_THREADS=1 python tests/benchmarks/audit_sweep.py OUT.json [TYPE …]`; each row has the verdicts without a
-recipe and by "auto", or why the model was not built or not audited, with seconds and the peak of memory.
+recipe and by "auto", or why the model was not built or not audited, with seconds.
 """
 
 import contextlib
 import json
-import resource
 import sys
 import time
 import warnings
@@ -128,17 +127,11 @@ def row_at(kind: str, config_class, sizes: dict) -> dict:
         except Exception as error:
             return row | {"built": f"{type(error).__name__}: {str(error)[:150]}"}
         row |= {"built": type(model).__name__, "tensors": len(list(model.parameters()))}
-        row["parameters"] = sum(each.numel() for each in model.parameters())
         start = time.perf_counter()
         row["without"] = str(si.audit(model))
         row["seconds"] = round(time.perf_counter() - start, 2)
         found = si.audit(model, recipe="auto")
         row["auto"], row["passed"] = str(found), found.passed
-        known = found.account.matrices
-        unknown = [each.size for name, each in found.account.graph.record.parameters.items() if name not in known]
-        row["undescribed"] = sum(unknown) / max(row["parameters"], 1)
-        row["streams"] = [len(chain) for chain in found.account.streams]
-    row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return row
 
 

@@ -14,7 +14,6 @@ mask, or a softmax out of range. Other causes are neither: growth, noise and mem
 list.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any, Literal, NamedTuple
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from calibration.judged import FAR, fit_and_check, furthest
-from helpers.numpy_networks import Network, tokens_of
+from helpers.numpy_networks import Case, Network, prompts_of, tokens_of
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -96,17 +95,6 @@ DEFINITE = {
     "move by the misfit, posterior sds": "attention's drift: |ReLU's drift: ",
 }
 """Causes that state a definite fault: by their names, and by words of their advice where the name does not suffice."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Case:
-    """The sizes, parameters and tokens of one data set; equal only to itself, as a static argument."""
-
-    network: Network
-    V0: np.ndarray
-    width: int
-    depth: int
-    networks: int
 
 
 def draw_case(name: str, rng: np.random.Generator) -> Case:
@@ -290,10 +278,8 @@ def hidden_states(name: str, case: Case, rng: np.random.Generator) -> np.ndarray
     m, n, d = len(case.V0), case.width, case.depth
     start, layer = tokens_of(case.V0, width=n, networks=1, rng=rng)[0], int(rng.integers(d))
     starts = np.broadcast_to(start, (case.networks, m, n))
-    if name == "prompts as networks":  # sums of one of 64 words and of a position
-        words, positions = rng.normal(size=(64, n)), rng.normal(size=(m, n))
-        starts = (words[rng.integers(64, size=(case.networks, m))] + positions) / math.sqrt(2)
-        starts = math.sqrt(np.diag(case.V0).max()) * starts
+    if name == "prompts as networks":
+        starts = math.sqrt(np.diag(case.V0).max()) * prompts_of(case.networks, m, n, rng)
     found, p = [], {}
     for number, X in enumerate(starts):
         same = (name == "prompts as networks" and number > 0) or (name == "two networks of one seed" and number == 1)

@@ -11,7 +11,6 @@ import pytest
 from calibration.judged import FAR, furthest
 from calibration.misspecified import (
     WAYS,
-    Case,
     draw_parameters,
     hidden_states,
     judged,
@@ -20,7 +19,7 @@ from calibration.misspecified import (
     trained,
 )
 from calibration.runs import run_all
-from helpers.numpy_networks import Network
+from helpers.numpy_networks import Case, Network
 from helpers.numpy_networks import hidden_states as plain_states
 
 SEEDS, MISSED = 3, 0.15

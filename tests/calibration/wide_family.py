@@ -1,12 +1,11 @@
 """Random data sets of shaped networks of NumPy, and the verdict of `check` on each."""
 
-import dataclasses
 import math
 
 import jax.random as jr
 import numpy as np
 from calibration.judged import fit_and_check
-from helpers.numpy_networks import Network, hidden_states, tokens_of
+from helpers.numpy_networks import Case, Network, hidden_states, tokens_of
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -18,18 +17,7 @@ WORK = 3e8
 """Bound on networks × depth × tokens × width, which keeps a data set below some ten seconds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """One data set: its layer, its sizes and the Gram matrix of its tokens."""
-
-    layer: Network
-    V0: np.ndarray
-    width: int
-    depth: int
-    networks: int
-
-
-def draw_family(seed: int) -> Family:
+def draw_case(seed: int) -> Case:
     """A random data set: γ .1 to .9, τ0 .3 to 3, gap 0 to 6, m 2 to 6, n 48 to 512, d 8 to 128, 8 to 256 networks."""
     rng = np.random.default_rng([36, seed])
     architecture = str(rng.choice(["transformer", "attention", "feedforward", "mlp"], p=[0.4, 0.35, 0.15, 0.1]))
@@ -55,7 +43,7 @@ def draw_family(seed: int) -> Family:
         prompts=(tokens // 2, tokens - tokens // 2) if "prompts" in str(pattern) else (),
         explicit=bool(rng.random() < 0.1 and width <= 96),
     )
-    return Family(layer, V0, width, depth, max(8, min(networks, int(WORK / (depth * tokens * width)))))
+    return Case(layer, V0, width, depth, max(8, min(networks, int(WORK / (depth * tokens * width)))))
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -87,20 +75,20 @@ def _initial(shape: str, tokens: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def judged(seed: int) -> dict:
-    """What the package says of one family: why it refuses it, or the verdict, and how far the truth is."""
-    family, rng = draw_family(seed), np.random.default_rng([37, seed])
-    layer, sizes = family.layer, {}
+    """What the package says of one data set: why it refuses it, or the verdict, and how far the truth is."""
+    case, rng = draw_case(seed), np.random.default_rng([37, seed])
+    layer, sizes = case.network, {}
     if layer.attends:
         sizes = {"heads": layer.heads, "output_projection": layer.output_projection}
         sizes["pattern"] = si.Pattern(causal=layer.causal, prompts=layer.prompts)
     if layer.architecture in ("transformer", "feedforward"):
         sizes["expansion"] = layer.expansion
     observer = si.observation.Observer(pattern=sizes.get("pattern", si.Pattern()))
-    X = tokens_of(family.V0, width=family.width, networks=family.networks, rng=rng)
-    line = {"seed": seed, "architecture": layer.architecture, "tokens": len(family.V0), "width": family.width}
+    X = tokens_of(case.V0, width=case.width, networks=case.networks, rng=rng)
+    line = {"seed": seed, "architecture": layer.architecture, "tokens": len(case.V0), "width": case.width}
     try:
         with np.errstate(all="ignore"):  # some explode
-            for state in hidden_states(layer, X, depth=family.depth, rng=rng):
+            for state in hidden_states(layer, X, depth=case.depth, rng=rng):
                 observer.add(state)
         data = observer.dataset()
     except si.InputError as error:

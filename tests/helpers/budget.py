@@ -13,8 +13,8 @@ def assert_within(z: ArrayLike, what: str = "standardised differences") -> None:
     """Numbers that should be standard normal, in any dependence, are not too large."""
     z = np.atleast_1d(np.asarray(z, np.float64))
     limit = stats.norm.isf(share() / (2 * z.size))
-    worst = np.unravel_index(np.argmax(np.where(np.isfinite(z), np.abs(z), np.inf)), z.shape)
-    assert np.abs(z[worst]) <= limit, f"{what}: z = {z[worst]:.2f} at {_at(worst)}, the budget allows {limit:.2f}"
+    worst = tuple(map(int, np.unravel_index(np.argmax(np.where(np.isfinite(z), np.abs(z), np.inf)), z.shape)))
+    assert np.abs(z[worst]) <= limit, f"{what}: z = {z[worst]:.2f} at {worst}, the budget allows {limit:.2f}"
 
 
 def assert_estimate(estimate: ArrayLike, expected: ArrayLike, standard_error: ArrayLike) -> None:
@@ -43,18 +43,9 @@ def assert_holds(draws: ArrayLike, truth: ArrayLike) -> None:
 def assert_same_posterior(x: ArrayLike, y: ArrayLike) -> None:
     """Two sets of chains, of shape (chains, draws), have one mean and one standard deviation, up to their errors."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    means, sds = ([(_estimate(z, method), _chain_error(z, method)) for z in (x, y)] for method in ("mean", "sd"))
-    for (one, its_error), (other, error) in (means, sds):
-        assert_estimate(one, other, np.hypot(its_error, error))
-
-
-def _estimate(draws: np.ndarray, method: str) -> float:
-    return float(draws.mean() if method == "mean" else draws.std(ddof=1))
-
-
-def _chain_error(draws: np.ndarray, method: str) -> float:
-    """Monte Carlo error of the mean or the standard deviation of chains."""
-    return float(array_stats.mcse(draws, chain_axis=0, draw_axis=1, method=method))
+    for method, estimates in (("mean", (x.mean(), y.mean())), ("sd", (x.std(ddof=1), y.std(ddof=1)))):
+        errors = [array_stats.mcse(z, chain_axis=0, draw_axis=1, method=method) for z in (x, y)]
+        assert_estimate(*estimates, np.hypot(*errors))
 
 
 def assert_mean(samples: ArrayLike, expected: ArrayLike) -> None:
@@ -89,10 +80,6 @@ def mean_and_error(samples: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Mean of independent samples along the first axis, and its Monte Carlo error."""
     samples = np.asarray(samples, np.float64)
     return samples.mean(axis=0), samples.std(axis=0, ddof=1) / np.sqrt(len(samples))
-
-
-def _at(index: tuple) -> str:
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
 
 
 def _ks(test, size: float, allowed: float) -> str:

@@ -51,6 +51,17 @@ class Network:
         return seen & np.tri(tokens, dtype=bool) if self.causal else seen
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case:
+    """The network, sizes and tokens of one data set; equal only to itself, as a static argument."""
+
+    network: Network
+    V0: np.ndarray
+    width: int
+    depth: int
+    networks: int
+
+
 def tokens_of(V0: np.ndarray, *, width: int, networks: int, rng: np.random.Generator) -> np.ndarray:
     """Tokens X with XXᵀ/n = V0 in directions that are random for each network, shape (networks, tokens, width)."""
     values, axes = np.linalg.eigh(V0)
@@ -83,17 +94,21 @@ def states_of(
 ) -> np.ndarray:
     """Hidden states of `Network(**fields)`, shape (networks, 1 + depth, tokens, width).
 
-    They start with the same "orthogonal" tokens for all networks, or with "prompts", others for each, sums of one of
-    64 words and of a position.
+    They start with the same "orthogonal" tokens for all networks, or with "prompts", others for each.
     """
     rng = np.random.default_rng([57, seed])
     if start == "prompts":
-        words, positions = rng.normal(size=(64, width)), rng.normal(size=(tokens, width))
-        X = norm * (words[rng.integers(64, size=(networks, tokens))] + positions) / math.sqrt(2)
+        X = norm * prompts_of(networks, tokens, width, rng)
     else:
         X = norm * math.sqrt(width) * np.linalg.qr(rng.normal(size=(width, tokens)))[0].T
         X = np.broadcast_to(X, (networks, tokens, width))
     return np.stack(list(hidden_states(Network(**fields), X, depth=depth, rng=rng)), axis=1)
+
+
+def prompts_of(networks: int, tokens: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Tokens of norm 1 that are sums of one of 64 words and of a position, shape (networks, tokens, width)."""
+    words, positions = rng.normal(size=(64, width)), rng.normal(size=(tokens, width))
+    return (words[rng.integers(64, size=(networks, tokens))] + positions) / math.sqrt(2)
 
 
 def _layer(network: Network, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -10,6 +10,7 @@ from helpers.fits import WARMUP
 from helpers.internals import _fits, _progress, _stored
 from typer.testing import CliRunner
 
+import sdeinfer as si
 from sdeinfer.cli import app
 from sdeinfer.observation import read, read_posterior, write
 
@@ -174,19 +175,18 @@ def test_simulate_writes_paths(tmp_path):
         assert paths["time"].values[-1] == 0.1
 
 
-@pytest.mark.one_case
-@pytest.mark.parametrize(("observed", "model"), [("4", "thinned_path"), ("outputs", "outputs")])
+@pytest.mark.parametrize(("observed", "model"), [("4", si.models.thinned_path), ("outputs", si.models.outputs)])
 def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monkeypatch):
-    # Architecture, sizes and chunks of `test_latent`, whose sampler this is.
-    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
-    small = ("--architecture", "feedforward", "--tokens", 2, "--width", 64, "--depth", 12, "--networks", 16)
+    """By the model that is fitted; `test_latent` fits it."""
+    fits, result = [], xr.DataTree.from_dict({"posterior": xr.Dataset({"gamma": 0.5})})
+    monkeypatch.setattr(si, "fit", lambda *given, **options: fits.append((*given, options)) or result)
+    small = ("--architecture", "feedforward", "--tokens", 2, "--width", 64, "--depth", 12, "--networks", 4)
     run("observe", *small, "--observe-every", observed, "--outputs", 8, "--out", tmp_path / "data.nc")
-    short = ("--chains", 1, "--draws", 20, "--warmup", 20)
-    fitted = run("fit", tmp_path / "data.nc", *short, "--fix", "c_mean=0.5", "--out", tmp_path / "post.nc")
-    assert fitted.exit_code == 0, repr(fitted.exception)
-    post = read_posterior(tmp_path / "post.nc")
-    assert post.attrs["model"] == model
-    assert post.attrs["fixed_c_mean"] == 0.5
+    assert run("fit", tmp_path / "data.nc", "--fix", "c_mean=0.5", "--out", tmp_path / "post.nc").exit_code == 0
+    ((fitted, data, options),) = fits
+    assert fitted is model
+    assert options["prior"] == {"c_mean": 0.5}
+    assert data["layer"].values.tolist() == ([0, 12] if observed == "outputs" else [0, 4, 8, 12])
 
 
 def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, post, monkeypatch):

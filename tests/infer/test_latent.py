@@ -29,8 +29,6 @@ from sdeinfer.layers import template
 
 FEEDFORWARD, KEY = template("feedforward"), jr.key(0)
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}
-SHORT = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 4, "prior": {"c_mean": 0.5}}
-"""The command line's fit of latent layers, which has the same sampler, fixes c_mean."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,8 @@ def short_chunks(monkeypatch):
 )
 def test_a_fit_has_all_groups_and_is_judged(data, model, reduce, tmp_path):
     seen = reduce(data)
-    post = si.fit(model, seen, **SHORT, key=jr.key(0))
+    short = {"chains": 1, "draws": 20, "warmup": 20, "predictions": 4}
+    post = si.fit(model, seen, prior={"c_mean": 0.5}, **short, key=jr.key(0))
     expected = {"posterior", "sample_stats", "log_likelihood", "log_prior", "prior", "prior_predictive"}
     assert expected | {"posterior_predictive", "layers", "observed_data", "constant_data"} == set(post.children)
     assert set(post["posterior"].data_vars) == {"gamma", "c_gap", "c_mean", "c_plus", "c_minus"}

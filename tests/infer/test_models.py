@@ -171,20 +171,6 @@ def test_render_model_and_handlers_see_the_sites(path):
     assert float(moved["covariance"]["fn"].layer.gamma) == 0.25
 
 
-@pytest.mark.long
-def test_prepared_data_are_those_of_a_fit(data):
-    """And so is the posterior of any inference: their densities are equal up to a constant."""
-    prepared = si.prepare(full_path, data)
-    assert prepared.adjustment is not None
-    assert prepared.assumptions == Assumptions(FEEDFORWARD, "finite-width")
-    own = si.prepare(own_program, data)
-    at = [{"gamma": gamma, "c_gap": 2.0, "c_mean": 0.1} for gamma in (0.4, 0.7)]
-    ours, theirs = (
-        [float(density(model, path, x)) for x in at] for model, path in ((full_path, prepared), (own_program, own))
-    )
-    np.testing.assert_allclose(np.diff(theirs), np.diff(ours), rtol=1e-3)
-
-
 @pytest.mark.parametrize(
     "given", ["transformer", si.layers.template("transformer", heads=2), si.ShapedTransformer(**LAYER, tau0=1.0)]
 )

@@ -111,6 +111,7 @@ def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
     assert Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts).ravel().tolist() == [False, True]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("apart", [1e-7, 0.0])
 def test_what_is_singular_up_to_rounding_is_left_out(networks, apart):
     near_copies = np.array([[1, 0, 0], [1, apart, 0], [0, 0, 1]])

@@ -234,7 +234,7 @@ MUTATIONS = (
     Mutation("networks: least width of a chain", "networks/_chain.py", "width < 2 * tokens * blocks", "width < tokens * blocks", "tests/networks/test_refusals.py"),
     Mutation("bridge: series of the logarithm", "likelihood/_bridge.py", "equal / (2 * terms - 1)", "equal / (2 * terms + 1)", "tests/likelihood/test_bridge.py"),
     Mutation("layer step: power by the skewness", "likelihood/_layer_step.py", "abs(3 - 3 / power - skewness)", "abs(3 - 2 / power - skewness)", "tests/likelihood/test_layer_step.py"),
-    Mutation("increments: factor of the strengths", "likelihood/_increments.py", "log_factor = 2 * jnp.log", "log_factor = 1.9 * jnp.log", "tests/blocks/test_block_fit.py"),
+    Mutation("increments: factor of the strengths", "likelihood/_increments.py", "log_factor = 2 * jnp.log", "log_factor = 1.9 * jnp.log", "tests/blocks/test_block_information.py::test_the_scale_free_density_does_not_depend_on_the_scale"),
     Mutation("alternatives: error of a penalty", "diagnostics/_alternatives.py", "np.maximum(mean + 3 * sd, 0.0)", "np.maximum(mean - 3 * sd, 0.0)", "tests/diagnostics/test_alternatives.py"),
     Mutation("branches: χ² of a gain", "diagnostics/_branch_tests.py", "stats.chi2.sf(2 * gain, 1)", "stats.chi2.sf(1.2 * gain, 1)", "tests/diagnostics/test_branch_tests.py"),
     Mutation("check: least spread of one layer", "diagnostics/_one_layer.py", "4 / (tokens * (tokens + 1))", "2 / (tokens * (tokens + 1))", "tests/diagnostics/test_one_layer.py::test_squares_that_are_alike_are_no_evidence"),

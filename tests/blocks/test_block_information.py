@@ -12,6 +12,8 @@ from helpers.internals import (
     LOG_FACTORS,
     STEP,
     BlockOrder,
+    BranchPath,
+    Increments,
     Reading,
     _at_steps,
     _by_t,
@@ -138,6 +140,14 @@ def test_the_scale_free_density_does_not_depend_on_the_scale():
     # A volume of symmetric matrices of 3 × 3 scales with the sixth power.
     assert_agrees(scale_free(scaled), scale_free(table) - 6 * np.log(factor))
     np.testing.assert_array_equal(adjusted_coefficients(table, data, order), table)
+
+    def density(table, strength):
+        table = jnp.asarray(table)
+        path = BranchPath(table, table[:, :, 0, 0], jnp.ones(1), part=(0,), strengths=("strength",), shapes=("gain",))
+        return Increments(path, jnp.array([strength]), jnp.zeros(1)).log_prob(path.observed)
+
+    # Increments grow with the square of the strength.
+    assert_agrees(density(scaled, 0.4 * np.sqrt(factor)), density(table, 0.4) - 6 * np.log(factor))
 
 
 @pytest.mark.long

@@ -131,6 +131,7 @@ from sdeinfer.likelihood import _terms, _transitions
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._bridge import Span, _log, bridge
 from sdeinfer.likelihood._full_path import FullPath, densities_at
+from sdeinfer.likelihood._increments import BranchPath, Increments
 from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 from sdeinfer.likelihood._model import as_model
 from sdeinfer.likelihood._path import AbstractPath, Adjustment, Transitions, no_adjustment, transitions_of

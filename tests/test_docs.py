@@ -141,7 +141,6 @@ def test_initialisations_are_tuned(run, capsys):
 @pytest.mark.long  # a GPT-2 with its weights, twice
 def test_blocks_are_fitted_and_judged(run):
     found = run("guides/blocks")
-    assert found["verdicts"].assumed == ("mlp.gain",)
     assert "attention of branch 6" in found["one_strong"].cause.advice
     every = found["every"]["posterior"]["attention.strength"].sel(layer=3)
     assert_within((every.mean() - 1.5 * 0.11314) / every.std())
@@ -209,7 +208,6 @@ def test_a_users_layer_is_simulated_sampled_and_fitted(run):
     found = run("guides/layer", before="A parameter, and the law of finite width")
     assert found["paths"].shape == (64, 2, 3, 3)
     assert_recovered(found["post"], "gamma")
-    assert found["verdicts"].passed
     unnamed = si.check(found["post"])
     assert any("architecture=LinearResidual" in reason for reason in unnamed.skipped)
 

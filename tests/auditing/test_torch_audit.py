@@ -283,15 +283,6 @@ def test_a_monitor_sees_training():
     assert list(monitor.to_frame().columns) == [0, 2]
 
 
-def test_initialised_networks_pass():
-    torch.manual_seed(0)
-    found = si.audit.initialise(own.Net(sd=0.3), "gpt2", seed=1)
-    assert found.audit.passed, found.audit
-    assert len(found.matrices) == 6 * own.LAYERS
-    with pytest.raises(si.InputError, match="width: the model has 128, and 64 is needed"):
-        si.audit.initialise(own.Net(), "gpt2", width=64)
-
-
 def test_exponents_over_depth():
     sizes = {"widths": [own.N], "depths": [2, 4, 8], "recipe": "gpt2"}
     assert si.audit.scaling(lambda n, L: own.Net(layers=L, scaled=True), **sizes).passed

@@ -55,6 +55,7 @@ def test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails(ke
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
+@pytest.mark.one_case("quantile")
 @pytest.mark.parametrize("name", CRITERIA)
 def test_derivatives_are_those_of_the_law(name, key):
     """By the mean μ and the sd σ of g = μ + σz, against the exact law; their spread over 16 samples is the error."""

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.random as jr
 import numpy as np
-from helpers.internals import SampledPosterior, draws_of, latent_structure
+from helpers.internals import SampledPosterior, draws_of, latent_structure, posterior_mode
 
 import sdeinfer as si
 
@@ -18,12 +18,20 @@ class AtTheMode(si.infer.AbstractSampler):
     """Independent draws of the normal law at the posterior's mode.
 
     Groups, labels, verdicts, refusals and files need a posterior, and not NUTS, whose compilation takes seconds. Where
-    the mode is not known beforehand (numbers of each network, groups), draws are about the starts of chains.
+    the mode is not known beforehand (numbers of each network, groups), draws are about the starts of chains, unless it
+    is `searched`, for models whose parameters are few and scalars.
     """
+
+    searched: bool = False
 
     def sample(self, model, prepared, *, each=None, progress=False, key):
         """Draws, and statistics of a sampler without divergences."""
         posterior = SampledPosterior.of(model, jax.device_put(model.pool(prepared)))
+        if posterior.centre is None and self.searched:
+            mode = posterior_mode(model, posterior.prepared)
+            by_name = np.argsort(mode.sites)
+            root = np.linalg.cholesky(mode.covariance[np.ix_(by_name, by_name)])
+            posterior = SampledPosterior(model, posterior.prepared, mode.x[by_name], root)
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         shape, position, potential = (self.chains, self.draws), {}, np.zeros((self.chains, self.draws))
         for name, leaf in latent_structure(posterior.model, posterior.prepared).items():

@@ -66,6 +66,7 @@ def test_random_tokens_form_the_clusters_of_the_fastest_modes(beta, normalised):
     assert_share(np.abs(off) <= 1, 0.75)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("beta", [5.0, 50.0])
 def test_random_tokens_have_the_peaks_of_a_normal_potential(beta):
     """The formula of Rice, before any growth: 400 starts, error 0.03 (β = 5) and 0.06 (β = 50)."""

@@ -55,18 +55,8 @@ def test_masses_count_like_copies_of_a_token(key):
     np.testing.assert_allclose(flow(x, jnp.array([2, 2, 1, 1]) / 6), flow(copies)[:4], rtol=1e-12)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_rotations_and_permutations_commute_with_the_flow(normalised, key):
-    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    R = jnp.linalg.qr(jr.normal(jr.key(2), (DIMENSION, DIMENSION)))[0]
-    order = jr.permutation(jr.key(3), TOKENS)
-    flow = meanfield.SelfAttentionFlow(4.0, normalised=normalised)
-    moved, rotated, permuted = (meanfield.solve(flow, x, TIMES / 2, **EXACT) for x in (x, x @ R, x[order]))
-    np.testing.assert_allclose(rotated, moved @ R, atol=1e-8)
-    np.testing.assert_allclose(permuted, moved[:, order], atol=1e-8)
-
-
-@pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (4.0, False), (16.0, False)])
+@pytest.mark.one_case
+@pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (16.0, False)])
 def test_energy_rises(beta, normalised, key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
     flow = meanfield.SelfAttentionFlow(beta, normalised=normalised)
@@ -98,22 +88,19 @@ def test_layers_are_steps_of_eulers_method(key):
     np.testing.assert_allclose(flow.layer(x, 0.1, normalise=False), x + 0.1 * flow.residual(x, x))
 
 
-def test_tokens_stay_on_the_sphere_where_values_repel(key):
-    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
-    found = meanfield.solve(meanfield.SelfAttentionFlow(1.0, V=-jnp.eye(DIMENSION)), x, [1.0, 30.0])
-    assert np.abs(np.linalg.norm(found, axis=-1) - 1).max() < 1e-15 * 4
-
-
+@pytest.mark.long
 def test_the_end_has_a_gradient(key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
 
     def end(beta):
         return meanfield.solve(meanfield.SelfAttentionFlow(beta), x, [1.0], **EXACT)[0, 0, 0]
 
-    slope, h = jax.grad(end)(2.0), 1e-4
-    np.testing.assert_allclose(slope, (end(2.0 + h) - end(2.0 - h)) / (2 * h), rtol=1e-5)
+    h, backwards = 1e-4, jax.jit(jax.value_and_grad(end))
+    (_, slope), (up, _), (down, _) = (backwards(2.0 + step) for step in (0.0, h, -h))
+    np.testing.assert_allclose(slope, (up - down) / (2 * h), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_single_precision(key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
     double = meanfield.solve(meanfield.SelfAttentionFlow(2.0), x, [1.0])
@@ -125,6 +112,7 @@ def test_single_precision(key):
     np.testing.assert_allclose(in_that_of_the_flow, double, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_second_solve_compiles_nothing(key):
     x, traced = meanfield.random_tokens(4, DIMENSION, key=key), []
 

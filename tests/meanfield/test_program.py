@@ -9,7 +9,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.budget import assert_distribution, assert_mean, assert_within
+from helpers.budget import assert_distribution, assert_within
+from helpers.fits import AtTheMode
 from helpers.internals import _tested
 from meanfield.test_projected_normal import log_integral
 from scipy import stats
@@ -21,7 +22,7 @@ from sdeinfer.meanfield import NoisyLayers, SelfAttentionFlow, TokenModel, Token
 
 NETWORKS, LAYERS, TOKENS, DIMENSION = 6, 6, 16, 3
 BETA, STEP, NOISE = 4.0, 0.2, 0.05
-SETTINGS = {"sampler": NUTS(chains=2, draws=300, warmup=300), "predictions": 10, "key": jr.key(1)}
+SETTINGS = {"sampler": AtTheMode(chains=2, draws=300, searched=True), "predictions": 10, "key": jr.key(1)}
 """Of all fits, which share what is compiled."""
 
 RNG = np.random.default_rng(0)
@@ -68,12 +69,10 @@ def data():
     return observed(by_flow(LAW)).assign_attrs(truth_beta=BETA, truth_step=STEP, truth_noise=NOISE)
 
 
-@pytest.fixture(scope="module")
-def post(data):
-    return si.fit(meanfield.one_step, data, **SETTINGS)
-
-
-def test_fit_recovers_the_parameters(post, tmp_path):
+@pytest.mark.one_case
+@pytest.mark.parametrize("sampler", [SETTINGS["sampler"], NUTS(chains=2, draws=300, warmup=300)], ids=["mode", "NUTS"])
+def test_fit_recovers_the_parameters(sampler, data, tmp_path):
+    post = si.fit(meanfield.one_step, data, **SETTINGS | {"sampler": sampler})
     found = si.check(post)
     assert found.passed, found
     assert {verdict.topic for verdict in found.verdicts} >= {"calibrated", "converged", "identified", "true"}
@@ -86,10 +85,8 @@ def test_fit_recovers_the_parameters(post, tmp_path):
     assert si.check(si.observation.read_posterior(tmp_path / "post.nc")).verdict == found.verdict
 
 
-CASES = [pytest.param(name, marks=[] if name in ("values", "repelled") else pytest.mark.long) for name in OUTSIDE]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.one_case("repelled")
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_other_networks_are_not_this_law(name):
     found = si.check(si.fit(meanfield.one_step, observed(OUTSIDE[name]), **SETTINGS))
     assert not found.passed
@@ -103,6 +100,7 @@ def test_collapsed_tokens_do_not_identify_beta():
     assert found.unidentified == ("beta",)
 
 
+@pytest.mark.long
 def test_what_is_known_is_given_by_the_flow_and_the_prior():
     """Networks that are not the law of the default flow are that of their own, with the true β."""
     data = observed(OUTSIDE["queries"]).assign_attrs(truth_beta=BETA)
@@ -127,23 +125,7 @@ def test_density_of_noisy_layers_is_the_product_over_transitions(key):
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_samples_of_noisy_layers(key):
-    """The score of the next layer has mean zero, over 20,000 networks."""
-    start = meanfield.random_tokens(80_000, DIMENSION, key=key).reshape(20_000, 4, DIMENSION)
-    path = TokenPath(start, None, LAW, 2)
-    tokens = NoisyLayers(SelfAttentionFlow(2.0), 0.3, 0.5, path).sample(key)
-
-    @jax.jit
-    def scores(changes):
-        def log_prob(change):
-            changed = SelfAttentionFlow(2.0 * (1 + change[0]))
-            return NoisyLayers(changed, 0.3 * (1 + change[1]), 0.5 * (1 + change[2]), path).log_prob(tokens)
-
-        return jax.jacfwd(log_prob)(changes)
-
-    assert_mean(scores(jnp.zeros(3)), np.zeros(3))
-
-
+@pytest.mark.long
 def test_score_tests_are_uniform_inside_the_law():
     """Over 40 sets of networks at the true parameters, of all directions; their variances have an error of 1 %."""
     law = NoisyLayers(LAW, STEP, NOISE, TokenPath(starts(NETWORKS, jr.key(3)), None, LAW, LAYERS))
@@ -168,6 +150,7 @@ def test_the_size_of_a_misfit_by_hand():
     assert found["effect"] == pytest.approx(math.sqrt((statistic - 2) / 2000))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_files_and_labels_of_tokens(data, suffix, tmp_path):
     labels = [f"seed {number}" for number in range(NETWORKS)]

@@ -62,6 +62,7 @@ def test_bad_arguments_are_refused(call, message):
         call()
 
 
+@pytest.mark.long
 def test_clusters_too_narrow_for_the_points_are_an_error():
     with pytest.raises(RuntimeError, match="too narrow"):
         meanfield.solve_circle(meanfield.CircleContinuum(9.0), DENSITY, [10.0, 20.0])

@@ -15,7 +15,7 @@ from helpers.internals import flows_of, gram, scan_paths, semidefinite_cholesky,
 from helpers.references import assert_agrees
 
 import sdeinfer as si
-from sdeinfer.solve import BrownianSteps, CovarianceTerm, PSDSplitting
+from sdeinfer.solve import CovarianceTerm, PSDSplitting
 
 DTYPES = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64], ids=["float32", "float64"])
 TIMES, STEP, PATHS = [0.02, 0.13], 0.06, 5
@@ -45,52 +45,7 @@ def composed_paths(limit, V0, grid, normals) -> np.ndarray:
     return np.stack([path[time] for time in grid.saved])
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens"),
-    [("transformer", 1), ("attention", 3), ("mlp", 3), pytest.param("transformer", 18, marks=pytest.mark.long)],
-)
-def test_paths_are_compositions_of_flows(name, tokens):
-    layer, V0 = LAYERS[name](), np.asarray(random_covariance(tokens))
-    normals = normals_for(layer, tokens)
-    found = paths_from(layer, V0, TIMES, normals, step=STEP)
-    starts = np.broadcast_to(V0[..., None], (tokens, tokens, PATHS))
-    expected = composed_paths(layer.limit(), starts, GRID, np.moveaxis(normals, 0, -1))
-    assert_agrees(np.moveaxis(found, 0, -1), expected)
-
-
-IN_A_BLOCK = 2
-"""Three blocks, and one path too many in the last."""
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    monkeypatch.setattr("sdeinfer.solve._blocks.ENTRIES", 9 * IN_A_BLOCK)
-
-
-def normals_of_blocks(key):
-    """What `simulate` draws, by hand: a key for each block, one draw for each step."""
-    shape = jax.ShapeDtypeStruct((3, 3, IN_A_BLOCK), jnp.float64)
-    steps = list(zip(GRID.steps[:-1], GRID.steps[1:], strict=True))
-
-    @jax.jit
-    def block(number):
-        brownian = BrownianSteps(shape, key, number)
-        return jnp.stack([brownian.evaluate(jnp.array(a), jnp.array(b)) / np.sqrt(b - a) for a, b in steps])
-
-    blocks = [np.asarray(block(np.uint32(number))) for number in range(3)]
-    return np.moveaxis(np.concatenate(blocks, axis=-1), -1, 0)[:PATHS]
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_blocks_hold_the_paths_of_their_own_normals(key):
-    layer, V0 = LAYERS["mlp"](), random_covariance(3)
-    V = si.simulate(layer, V0, TIMES, paths=PATHS, step=STEP, key=key)
-    assert V.shape == (PATHS, 2, 3, 3)
-    assert jnp.isfinite(V).all()
-    assert len(np.unique(np.asarray(V)[:, 0, 0, 0])) == PATHS
-    assert_agrees(V, paths_from(layer, V0, TIMES, normals_of_blocks(key), step=STEP))
-
-
+@pytest.mark.long
 def test_diffrax_alone_takes_its_own_brownian_motion(key):
     """Four steps of 0.05 as a user of Diffrax would take them."""
     limit, V0, grid = LAYERS["transformer"]().limit(), np.asarray(random_covariance(3)), step_grid([0.05, 0.2], 0.05)
@@ -199,11 +154,12 @@ def assert_ranks(of: dict[str, np.ndarray], eps: float, *, linear: bool) -> None
         assert (eigenvalues[:, rank:] <= 2 * rounding * eigenvalues[:, :1]).all(), start
 
 
+@pytest.mark.one_case
 @DTYPES
-@pytest.mark.parametrize("exponent", [-40, 40])
-def test_relu_networks_have_no_scale(exponent, dtype):
+def test_relu_networks_have_no_scale(dtype):
     """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""
     V0, normals = random_covariance(3).astype(dtype), normals_for(LAYERS["mlp"](), 3)
     one = paths_from(LAYERS["mlp"](), V0, TIMES, normals, step=STEP)
-    scaled = paths_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
-    np.testing.assert_array_equal(scaled, one * 4.0**exponent)
+    for exponent in (-40, 40):
+        scaled = paths_from(LAYERS["mlp"](), V0 * 4.0**exponent, TIMES, normals, step=STEP)
+        np.testing.assert_array_equal(scaled, one * 4.0**exponent)

@@ -24,7 +24,10 @@ MEMORY = 1.5e9
 
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 
-LONGEST = ("test_notebooks", "test_latent", "test_cli", "test_readme", "tests/infer", "tests/diagnostics")
+LONGEST = (
+    *("test_notebooks", "tests/cli", "test_metropolis", "test_program", "tests/models", "test_readme", "tests/blocks"),
+    *("tests/criteria", "tests/diagnostics", "tests/meanfield", "tests/infer", "tests/plots", "tests/tuning"),
+)
 """Where the tests that take longest are; the sort keeps the order of all others."""
 
 COMPILED = pytest.StashKey[str]()

@@ -76,6 +76,7 @@ def test_nothing_is_imported_before_it_is_used():
     )
 
 
+@pytest.mark.long
 def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packages():
     """In one process: most of the time goes into its imports."""
     in_new_process(
@@ -94,6 +95,7 @@ def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packa
     )
 
 
+@pytest.mark.long
 def test_numpyro_is_whole_where_arviz_came_first():
     """ArviZ leaves a NumPyro that is loaded when a name of it is looked up: a subpackage imported then comes twice."""
     in_new_process(
@@ -114,6 +116,22 @@ def test_imports_point_one_way(room):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sdeinfer."):
                 assert node.module.split(".")[1] in allowed, f"{file.name} imports {node.module}"
+
+
+def place_of_tests(room: Path) -> Path:
+    """The file that the docstring of a room names, or else the one of its place and name."""
+    named = re.search(r"Tests: `(\S+)`\.", ast.get_docstring(ast.parse((ROOT / room).read_text("utf-8"))) or "")
+    if named:
+        return Path(named[1])
+    folder = room.parent.relative_to("sdeinfer") if room.parts[0] == "sdeinfer" else room.parent
+    return Path("tests", folder, f"test_{room.stem.removeprefix('_')}.py")
+
+
+def test_every_room_has_its_tests():
+    files = [*(ROOT / "sdeinfer").rglob("*.py"), *(ROOT / "models").glob("*.py")]
+    rooms = [file.relative_to(ROOT) for file in files if file.name != "__init__.py"]
+    assert len(rooms) > 100
+    assert not [str(room) for room in rooms if not (ROOT / place_of_tests(room)).is_file()]
 
 
 def test_what_can_be_imported_is_documented():

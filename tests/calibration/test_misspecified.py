@@ -5,21 +5,25 @@ The right answers and the words of right causes are in `misspecified.WAYS`. All 
 
 import collections
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 from calibration.judged import FAR, furthest
 from calibration.misspecified import (
     WAYS,
+    Case,
+    draw_case,
     draw_parameters,
     hidden_states,
     judged,
     one_layer,
     outcome,
     trained,
+    truth_of,
 )
 from calibration.runs import run_all
-from helpers.numpy_networks import Case, Network
+from helpers.numpy_networks import Network
 from helpers.numpy_networks import hidden_states as plain_states
 
 SEEDS, MISSED = 3, 0.15
@@ -75,6 +79,26 @@ def test_each_way_changes_the_states(name):
     assert (name in same) == (found.shape == right.shape and np.array_equal(found, right))
 
 
+def test_the_law_of_other_weights_has_variance_one():
+    rng, case = np.random.default_rng(0), dataclasses.replace(TINY, width=128, depth=2)
+    for name in WAYS:
+        if name.endswith("weights") and "share" not in name:
+            p = draw_parameters(name, case, rng, 0)
+            np.testing.assert_allclose([p[kind].var() for kind in ("Q", "V", "pre", "post")], 1, atol=0.05)
+
+
+def test_cases_are_as_declared():
+    for name in WAYS:
+        for seed in range(20):
+            case = draw_case(name, np.random.default_rng(seed))
+            n, network = case.width, case.network
+            assert 64 <= n <= 128
+            assert n % network.heads == 0
+            assert network.c_minus > -math.sqrt(n)
+            assert 0.15 <= np.diag(case.V0).max() / (network.tau0 * math.sqrt(n)) <= 0.4
+            assert truth_of(name, case)["gamma"] == network.gamma
+
+
 def test_training_halves_the_loss():
     rng, case = np.random.default_rng(5), dataclasses.replace(TINY, networks=1)
     X, target = rng.normal(size=(2, 3, 16))
@@ -87,6 +111,13 @@ def test_training_halves_the_loss():
         return np.mean((last - target) ** 2)
 
     assert 0.3 < loss(trained(case, X, p, target)) / loss(p) < 0.55
+
+
+def test_two_networks_of_one_seed_are_refused(monkeypatch):
+    monkeypatch.setattr("calibration.misspecified.draw_case", lambda *_: TINY)
+    found = judged("two networks of one seed", 0)
+    assert "recorded twice" in found["refused"]
+    assert outcome(found) == {"not trusted": True, "right causes": True, "misleading causes": False, "misses": False}
 
 
 def found(name: str, *, cause: str = "", advice: str = "", z: float = 0.0, **others) -> dict:
@@ -107,7 +138,6 @@ OUTCOMES = [
     (found("dropout of .1", cause="misfit of the layers", advice="by ReLU's drift: it is"), "misleading causes"),
     (found("dropout of .1", cause="evidence for another architecture", advice="mlp"), "misleading causes"),
     (found("prompts as networks", cause="correlation between networks", advice="they share weights"), "right causes"),
-    (found("two networks of one seed", cause="none", refused="networks 0 and 1 are recorded twice"), "right causes"),
 ]
 
 

@@ -16,6 +16,7 @@ from helpers.internals import (
     at_most,
     excluded_layers,
     logit_scale,
+    of_range,
     with_used,
 )
 
@@ -67,11 +68,10 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
 
 
 def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
-    """The sampler diverges too, a state explodes, and γ is neither the truth nor that of hidden states."""
+    """The sampler diverges too, and γ is neither the truth nor that of hidden states."""
     tree, swollen = fitted.copy(), networks.copy(deep=True)
     tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=lambda s: xr.ones_like(s["diverging"]))
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
-    swollen["covariance"][3, 4:] *= 100
     kept = ("network", "layer"), np.ones(swollen["covariance"].shape[:2])
     covariance = swollen["covariance"].assign_coords(shortcut=kept)
     tree["observed_data"] = tree["observed_data"].to_dataset().assign(covariance=covariance)
@@ -88,8 +88,15 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
     assert failed.advice
     # It has nothing to identify.
     assert "identified" not in {verdict.topic for verdict in found.verdicts}
-    wrong = ["logit spread, mean", "gamma, sds from truth", "gamma by hidden states, sds"]
-    assert not found.to_frame().loc[wrong, "passed"].any()
+    assert not found.to_frame().loc[["gamma, sds from truth", "gamma by hidden states, sds"], "passed"].any()
+
+
+def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
+    exploded = with_used(networks, np.ones((24, 10), bool)).copy(deep=True)
+    exploded["covariance"][3, 4:] *= 100
+    spread, *_ = of_range(Posterior(fitted, exploded, template("transformer")))[0]
+    assert spread.name == "logit spread, mean"
+    assert not spread.passed
 
 
 def test_logit_scale_is_that_of_sampled_logits(networks):

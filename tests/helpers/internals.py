@@ -59,7 +59,7 @@ from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._own import different_sizes
 from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
 from sdeinfer.diagnostics._predictive import last_layer, of_predictions
-from sdeinfer.diagnostics._range import excluded_layers
+from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.diagnostics._thresholds import EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL

@@ -141,7 +141,7 @@ def layer_moments(layer, V, width: float) -> LayerMoments:
     # covariance of what it adds with what it is given.
     series = attention_series(V, attention.pattern.mask(len(V)))
     noise = first.linear_noise * references.linear_tensor(V) + first.attention_noise * series.noise
-    strength = 4 * kink(feedforward, width) * float(feedforward.gamma) ** 2
+    strength = 4 * kink(feedforward, width) * feedforward_strength(feedforward)
     moved = h * first.attention_drift * series.drift
     increment = first.increment + second.increment
     increment = increment + strength * (
@@ -151,6 +151,11 @@ def layer_moments(layer, V, width: float) -> LayerMoments:
     response = tensor_of(strength * relu_jacobian(V) @ packed_tensor(noise), len(V))
     covariance = first.covariance + second.covariance + passed + response + np.einsum("abdw->dwab", response)
     return LayerMoments(increment, covariance, 0.0, 0.0, 0.0)
+
+
+def feedforward_strength(layer) -> float:
+    """Of the branch in V′: γ², or 1."""
+    return 1.0 if type(layer).__name__ == "ShapedMLP" else float(layer.gamma) ** 2
 
 
 def tensor_of(matrix: np.ndarray, tokens: int) -> np.ndarray:

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from helpers.cases import matrix_of
 from helpers.internals import pairs, unvech, vech
 
+from sdeinfer.covariance import coordinates
+
 
 class Sigma(NamedTuple):
     """The coordinates, and a and κ²."""
@@ -34,3 +36,7 @@ class Sigma(NamedTuple):
     def root(self):
         """Σ^{1/2} as a matrix."""
         return matrix_of(self.sample, len(self.std), dtype=self.std.dtype)
+
+
+def sigma_of(limit, V) -> Sigma:
+    return Sigma(coordinates(V, limit.pattern), limit.linear_noise, limit.attention_noise)

@@ -26,6 +26,7 @@ from helpers.internals import (
     variance_terms,
 )
 from helpers.pattern_references import all_absolute
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 
@@ -113,6 +114,13 @@ def test_squares_of_absolute_values_are_sums_over_four_tokens(tokens):
     plain, moments = absolute_moments(V)
     expected = np.einsum("ia,ib,jc,jd,abcd->ij", R, R, R, R, all_absolute(V, plain, moments))
     np.testing.assert_allclose(absolute_squares(R, angles(V), R @ plain @ R.T), expected, rtol=1e-10)
+
+
+def test_terms_do_not_depend_on_the_order_of_the_tokens():
+    V, order = np.asarray(random_covariance(4, seed=4)), np.array([2, 0, 3, 1])
+    (drift, variance), (moved, same) = terms_of(V), terms_of(V[order][:, order])
+    assert_agrees(moved, np.asarray(drift)[:, order][:, :, order])
+    assert_agrees(same, variance)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.999])

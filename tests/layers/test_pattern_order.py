@@ -12,11 +12,16 @@ from helpers.internals import (
     LARGEST_ERROR,
     VARIANCE_FEATURES,
     attention_drift,
+    attention_drift_next,
+    attention_noise_next,
     attention_noise_tensor,
+    frame,
     pattern_drift_next,
     pattern_features,
     relu_drift,
     relu_drift_curvature,
+    relu_noise,
+    spectrum,
     unvech,
     vech,
 )
@@ -55,6 +60,36 @@ def of(name: str):
 def drifts_of(V) -> tuple[np.ndarray, np.ndarray]:
     """Two symmetric matrices for B₁ and B₂; only the second is that of V and its pattern."""
     return np.asarray(attention_drift(np.asarray(V))), np.asarray(relu_drift(np.asarray(V)))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
+def test_without_a_mask_it_is_the_next_order_without_a_mask(tokens):
+    V = np.asarray(random_covariance(tokens, seed=tokens))
+    at, (i, j) = frame(V, spectrum(V)), np.triu_indices(tokens)
+    R, Q, repeats = np.asarray(at.R), np.asarray(at.Q), 1.0 + (i == j)
+    W = (R[i, :, None] * R[j, None, :] + R[j, :, None] * R[i, None, :]) / (2 * np.sqrt(repeats))[:, None, None]
+    U = (Q.T[i, :, None] * Q.T[j, None, :] + Q.T[j, :, None] * Q.T[i, None, :]) / np.sqrt(repeats)[:, None, None]
+    attention, relu = drifts_of(V)
+    b1, b2 = (np.diag(R @ B @ R.T) for B in (attention, relu))
+    noise, moved = relu_noise(at, R @ relu @ R.T), R @ relu @ R.T
+    mixing = (at.delta[i] ** 2 + at.delta[j] ** 2) / tokens**2
+    expected = {
+        "attention_growth": b1[i] + b1[j],
+        "relu_growth": b2[i] + b2[j],
+        "attention_next": attention_noise_next(at)[i, j],
+        "relu_hidden": noise.hidden[i, j],
+        "relu_tokens": noise.tokens[i, j],
+        "relu_response": noise.response[i, j],
+        "relu_growth_square": (b2[i] * b2[j] + moved[i, j] ** 2) / repeats,
+        "relu_hidden_square": noise.hidden_square[i, j],
+        "linear_repeat": repeats,
+        "attention_repeat": repeats * mixing,
+    }
+    found = pattern_features(V, EVERY_TOKEN, W, U, attention, relu)
+    assert list(expected) == list(FEATURES)
+    for (feature, values), feature_found in zip(expected.items(), found, strict=True):
+        np.testing.assert_allclose(feature_found, values, rtol=1e-10, atol=1e-13, err_msg=feature)
+    np.testing.assert_allclose(pattern_drift_next(V, EVERY_TOKEN), attention_drift_next(V), rtol=1e-10, atol=1e-14)
 
 
 @ANY
@@ -142,6 +177,14 @@ def test_tokens_that_attend_to_themselves_only_are_not_moved():
     V, alone = np.asarray(random_covariance(3, seed=3)), Pattern.of_mask(np.eye(3))
     for found in (pattern_drift_next(V, alone), attention_noise_tensor(V, alone)):
         np.testing.assert_array_equal(found, 0)
+
+
+def test_terms_scale_as_their_order_in_the_covariance():
+    pattern, V, noise, W, U, _, (attention, relu), features = of("a mask of its own")
+    larger = pattern_features(3 * V, pattern, W / 3, U * 3, 27 * attention, 3 * relu)
+    assert_agrees(larger, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0, 0, 2])[:, None] * features)
+    assert_agrees(pattern_drift_next(3 * V, pattern), 3**5 * pattern_drift_next(V, pattern))
+    assert_agrees(relu_drift_curvature(3 * V, 3**4 * noise), 27 * relu_drift_curvature(V, noise))
 
 
 @pytest.mark.one_case("a mask of its own")

@@ -4,8 +4,10 @@ from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import pytest
+from helpers.budget import assert_mean
 from helpers.cases import random_covariance
 from helpers.internals import relu_alignment, relu_drift
 from helpers.references import assert_agrees
@@ -75,3 +77,14 @@ def test_shaped_relu_has_its_slopes_and_unit_second_moment():
     np.testing.assert_allclose(above / -below, 1.1 / 0.8)
     # E σ(g)² is half of each side's second moment.
     np.testing.assert_allclose((above**2 + below**2) / 8, 1)
+
+
+def test_alignment_is_the_gaussian_average_of_the_relu(key):
+    """E[σ_s(g)σ_s(h)] − ρ E[σ_s(g)²] = (s₊ − s₋)²/(2π) (√(1−ρ²) − ρ arccos ρ), the origin of ν, for any slopes."""
+    rho, width = -0.4, 1  # at n = 1 the slopes are far from one, and the identity is still exact
+    g, other = jr.normal(key, (2, 200_000))
+    h = rho * g + math.sqrt(1 - rho**2) * other
+    c_plus, c_minus = jnp.array(0.5), jnp.array(-0.8)
+    he = 2 / (1.5**2 + 0.2**2)
+    product = shaped_relu(g, c_plus, c_minus, width) * shaped_relu(h, c_plus, c_minus, width)
+    assert_mean(product, rho + he * 1.3**2 * float(relu_alignment(rho)) / (2 * math.pi))

@@ -5,7 +5,7 @@ import contextlib
 import dask
 import pytest
 import xarray as xr
-from test_cli import SMALL_FIT, SMALL_NETWORKS, refused, run
+from cli.test_fits import SMALL_FIT, SMALL_NETWORKS, refused, run
 
 from sdeinfer.observation import read, read_posterior
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from test_cli import files, refused, run
+from cli.test_fits import files, refused, run
 
 SMALL = ["--architecture", "feedforward", "--width", 64, "--depth", 16, "--tokens", 2, "--norm", 1]
 SMALL += ["--paths", 512, "--step", 0.1]

@@ -74,6 +74,7 @@ def test_the_posterior_is_the_same(road, fitted, networks, tmp_path):
         assert_same_posterior(found, expected[name])
 
 
+@pytest.mark.long
 def test_the_verdict_is_the_same_of_a_file_and_of_permuted_data(fitted, checked, networks, tmp_path):
     si.write(fitted, tmp_path / "post.nc")
     found = si.check(read_posterior(tmp_path / "post.nc"), networks.isel(network=slice(None, None, -1)))

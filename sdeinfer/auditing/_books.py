@@ -1,4 +1,7 @@
-"""All that an audit reads of a network: a pass, the laws of its parameters, and a second pass with a token changed."""
+"""All that an audit reads of a network: a pass, the laws of its parameters, and a second pass with a token changed.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import inspect

@@ -95,6 +95,7 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert read_posterior(folder / "out" / "posterior.nc").attrs["seed"] == 3
 
 
+@pytest.mark.long
 def test_single_steps_give_what_calibrate_gives(tmp_path, calibrated, monkeypatch):
     monkeypatch.setattr("sdeinfer.report.figures", lambda post: {})  # which `calibrate` has drawn
     assert run("observe", *SMALL_NETWORKS, "--seed", 3, "--out", tmp_path / "data.nc").exit_code == 0

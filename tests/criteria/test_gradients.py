@@ -84,7 +84,7 @@ def test_paths_that_explode_have_infinite_norms(of, V0, key):
     assert not np.isnan(found.quantiles([0.05, 0.5, 0.95])).any()
 
 
-@pytest.mark.one_case("mlp")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["feedforward", "mlp"])
 def test_exponents_of_one_token_have_exact_laws(name, key):
     """N(−a, 2a/T) and N(−a, 4a/T).

@@ -45,6 +45,7 @@ def at_truth(kind: AbstractLayer, networks: int = 256) -> xr.DataTree:
     return tree
 
 
+@pytest.mark.long
 def test_the_number_of_heads_is_found_where_the_data_tell_it():
     data = data_of(FOUR)
     found = {each.architecture: each for each in alternatives(at_truth(ONE), data, ONE)}
@@ -118,6 +119,7 @@ def test_sizes_are_named():
     assert different_sizes(ONE, template("mlp")) == []
 
 
+@pytest.mark.long
 def test_log_ratios_of_exact_layers_are_those_of_networks():
     """Whatever the error of the normal laws, what it adds to the evidence for another architecture is subtracted."""
     data = data_of(ONE, 64)

@@ -148,6 +148,7 @@ def test_the_finite_width_moves_a_fit_of_the_limit_as_predicted():
     np.testing.assert_allclose(predicted, happened, atol=0.25)
 
 
+@pytest.mark.long
 def test_every_direction_and_omission_has_moves():
     data = transitions()
     _, tree = at_mode()

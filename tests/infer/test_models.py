@@ -103,7 +103,7 @@ def test_what_is_no_model_of_paths_is_refused(data):
             si.fit(own_program, data, **options, key=jr.key(0))
 
 
-@pytest.mark.one_case("finite-width")
+@pytest.mark.long
 def test_networks_are_sampled_from_their_first_covariances(path, data):
     """As the chain draws them: mean and variance of log det V after the last layer, of 400 replicates a network."""
     layer = si.ResidualFeedForward(**LAYER)

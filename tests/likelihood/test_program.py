@@ -159,6 +159,7 @@ def by_factor(path):
         numpyro.factor("marginal", jax.nn.logsumexp(each, axis=0) - jnp.log(2))
 
 
+@pytest.mark.long
 def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
     post = si.fit(EACH(mixture), data, law="limit", **SHORT)
     path = si.prepare(EACH(mixture), data, law="limit")
@@ -178,6 +179,7 @@ def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
     pyplot.close("all")
 
 
+@pytest.mark.long
 def test_a_factor_has_the_density_of_its_mixture(data):
     path, at = si.prepare(EACH(mixture), data), {"gamma": jnp.array([0.4, 0.7])}
     ours, theirs = (float(density(program, path, at)) for program in (mixture, by_factor))
@@ -217,6 +219,7 @@ def test_wrapped_models_have_the_density_of_the_model(model, assumed, prior, dat
     np.testing.assert_allclose(np.diff(found), np.diff(expected), rtol=1e-3)
 
 
+@pytest.mark.long
 def test_a_conditioned_model_is_fitted(data):
     post = si.fit(CONDITIONED, data, law="limit", prior=PRIOR, **SHORT)
     assert post.attrs["model"] == "condition(full_path)"
@@ -294,7 +297,7 @@ def subsampled(path, size=None):
         numpyro.sample("covariance", law(gamma, path[some]), obs=path[some].observed)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("assumed", ["limit", "finite-width"])
 def test_a_path_takes_the_indices_of_a_plate(assumed, data):
     """Each density is that of the network; a plate of some counts each for more."""
@@ -373,7 +376,7 @@ def of_two(path):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("adjusted", [True, False], ids=["adjusted", "plain"])
 def test_far_points_have_no_density_and_no_slope(adjusted, data):
     @jax.jit

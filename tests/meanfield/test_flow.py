@@ -55,7 +55,7 @@ def test_masses_count_like_copies_of_a_token(key):
     np.testing.assert_allclose(flow(x, jnp.array([2, 2, 1, 1]) / 6), flow(copies)[:4], rtol=1e-12)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (16.0, False)])
 def test_energy_rises(beta, normalised, key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
@@ -126,6 +126,7 @@ def test_a_second_solve_compiles_nothing(key):
     assert len(traced) == before
 
 
+@pytest.mark.long
 def test_flows_with_an_mlp_are_arguments_of_compiled_functions(key):
     """Functions, and modules with functions inside."""
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)

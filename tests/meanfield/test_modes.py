@@ -75,7 +75,7 @@ def test_the_fastest_modes_are_those_published(dimension):
     assert tuple(meanfield.fastest_mode(beta, dimension=dimension) for beta in BETAS) == FASTEST[dimension]
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_continuum_keeps_its_mass_and_is_the_limit_of_tokens(normalised):
     beta, points, n = 3.0, 128, TOKENS

@@ -61,6 +61,7 @@ def test_slopes_are_those_of_the_recursion(k):
     np.testing.assert_allclose(slope, k * np.exp(lower - own), rtol=1e-10)
 
 
+@pytest.mark.long
 def test_samples_have_the_density(key):
     """Powers of the component along the mean, over 10⁵ samples at D = 5, by quadrature of the density."""
     D, scale = 5, 0.6

@@ -109,6 +109,7 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
 
 
+@pytest.mark.long
 def test_each_group_has_the_adjustment_that_it_has_alone():
     data = without_attention()
     grouped, groups, layout = si.prepare(MODEL, data), groups_of(data), path_layout(observed_path(data))

@@ -187,7 +187,7 @@ def test_networks_of_modules_have_the_law_of_the_layers(name, of):
     assert_same_distribution(*(each[:, 0, 1] / np.sqrt(each[:, 0, 0] * each[:, 1, 1]) for each in last))
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_half_precision_keeps_what_is_small(dtype, of):
     X, options = of.array(tokens(TOKENS, HALF_WIDTH, scale=1.0), dtype), of.options(dtype)
@@ -221,7 +221,7 @@ def test_half_precision_keeps_norms_over_depth(dtype, of):
     assert np.abs(np.divide(*squares) - 1).max() < growth / 10
 
 
-@pytest.mark.one_case("flax-sizes")
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["attention", "heads", "sizes"])
 def test_padding_changes_nothing(case, of):
     """By a mask of columns, of both rows and columns, and of one row."""

@@ -71,6 +71,7 @@ def test_posterior_and_ranks_have_a_panel_a_parameter(fitted):
     assert [axes.get_title() for axes in plot_ranks(fitted)] == ["γ", "τ0", "c₊ − c₋"]
 
 
+@pytest.mark.long
 def test_ranks_of_slow_chains_are_those_of_near_independent_draws(fitted):
     """With an autocorrelation of 0.8, nine draws are worth an independent one; less for the tails. Chains that disagree
     keep as many draws as others do."""

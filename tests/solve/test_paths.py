@@ -107,6 +107,7 @@ def solve_from(limit, V0, normals):
     return scan_paths(limit, semidefinite_cholesky(V0), HANDFUL, brownian)
 
 
+@pytest.mark.long
 def test_many_v0_and_many_coefficients_are_solved_side_by_side():
     limit, normals = of_all_layers(8, np.float64)
     V0 = 0.3 * np.stack([random_covariance(4, seed) for seed in range(normals.shape[-1])], axis=-1)
@@ -154,7 +155,7 @@ def assert_ranks(of: dict[str, np.ndarray], eps: float, *, linear: bool) -> None
         assert (eigenvalues[:, rank:] <= 2 * rounding * eigenvalues[:, :1]).all(), start
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @DTYPES
 def test_relu_networks_have_no_scale(dtype):
     """Without attention the SDE is linear in V's scale; that of a power of four is exact in floating point."""

@@ -68,7 +68,7 @@ def test_one_line_says_what_is_wrong(call, message):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("compile_it", [jax.jit, eqx.filter_jit], ids=["jit", "filter_jit"])
 def test_traced_values_raise_at_run_time(compile_it):
     run = compile_it(lambda V0: simulate(V0=V0, step=0.1))

@@ -98,6 +98,7 @@ def test_paths_are_inside_until_they_stop_and_stay_as_they_were(case, dtype):
             np.testing.assert_array_equal(after[1:], np.broadcast_to(after[-1], after[1:].shape))
 
 
+@pytest.mark.long
 @IN_DTYPES
 def test_paths_are_those_of_simulate_until_they_stop(case, dtype):
     found, V = stopped(case, dtype), unstopped(CASES[case][0], dtype)

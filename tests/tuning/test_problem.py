@@ -146,6 +146,17 @@ def test_coefficients_are_those_of_the_layer_over_unit_time(tuned):
     np.testing.assert_allclose(slopes.linear_noise, slope)
 
 
+def test_the_limit_is_that_of_the_middle_of_each_interval(tuned):
+    """γ(t)² = t, a profile: the noise γ²(2 − γ²) d/n at the middles of the solver's intervals, in unit time."""
+    space = dataclasses.replace(tuned.problem.space, profiled=("gamma",))
+    fixed = {**tuned.problem.fixed, "gamma": as_module(lambda time: jnp.sqrt(time * WIDTH / DEPTH))}
+    problem = dataclasses.replace(tuned.problem, space=space, fixed=fixed)
+    ends = np.asarray(problem.grid.steps)
+    middles = (ends[1:] + ends[:-1]) / 2
+    found, _ = problem.limit(tuned.u)
+    np.testing.assert_allclose(found.limit.linear_noise[:, 0], middles * (2 - middles) * DEPTH / WIDTH, rtol=1e-6)
+
+
 def test_offsets_move_values_and_estimates(tuned):
     criterion = tuned.problem.criteria[0]
     plain, moved = (dataclasses.replace(tuned.problem, offsets=x) for x in ({}, {criterion: np.array([0.3])}))

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import gc
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import jaxtyping
 import psutil
 import pytest
 import records
-from helpers.cases import CAUSAL, LAYERS, PATTERNS, masked_layer_of, random_covariance
+from helpers.cases import LAYERS, random_covariance
 from helpers.fits import WARMUP
 
 import sdeinfer as si
@@ -22,12 +21,6 @@ MOST_MAPS = 32_000
 
 MOST_MEMORY = 1.1e9
 """Bytes that a process may hold before it forgets its programs."""
-
-
-@pytest.fixture(params=[*CAUSAL, *list(PATTERNS)[1:]])
-def masked_layer(request):
-    """Maps a number of tokens to a layer whose attention has a pattern."""
-    return functools.partial(masked_layer_of, request.param)
 
 
 @pytest.fixture(params=LAYERS)

@@ -63,7 +63,7 @@ from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.diagnostics._thresholds import EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL
-from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, Check, at_least, at_most
+from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
 from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
 from sdeinfer.infer._covariances import groups_of_data
@@ -159,7 +159,6 @@ from sdeinfer.terms._attention import (
     AttentionStrength,
     attention_drift,
     attention_drift_vectors,
-    centred_norms,
 )
 from sdeinfer.terms._attention_noise import attention_noise, attention_noise_flow
 from sdeinfer.terms._limit import Limit

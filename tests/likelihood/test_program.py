@@ -388,7 +388,7 @@ def test_far_points_have_no_density_and_no_slope(adjusted, data):
         return CovariancePath(layer, path).log_prob(path.observed).sum()
 
     path = si.prepare(of_two, data) if adjusted else si.transitions(data)
-    far = [(0.0, 1.0), (0.5, 1e300), (0.5, jnp.inf)] + adjusted * [(1e-308, 1.0), (0.5, 0.0), (1.0, 1.0)]
+    far = [(0.0, 1.0), (0.5, jnp.inf)] + adjusted * [(1e-308, 1.0), (0.5, 1e300), (0.5, 0.0), (1.0, 1.0)]
     density, slope = slopes(path, jnp.asarray([*far, (0.5, 1.0)]))
     np.testing.assert_array_equal(density[:-1], -np.inf)
     np.testing.assert_array_equal(np.stack(slope)[:-1], 0.0)

@@ -56,6 +56,18 @@ def test_masses_count_like_copies_of_a_token(key):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("normalised", [True, False])
+def test_rotations_and_permutations_commute_with_the_flow(normalised, key):
+    x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)
+    R = jnp.linalg.qr(jr.normal(jr.key(2), (DIMENSION, DIMENSION)))[0]
+    order = jr.permutation(jr.key(3), TOKENS)
+    flow = meanfield.SelfAttentionFlow(4.0, normalised=normalised)
+    moved, rotated, permuted = (meanfield.solve(flow, x, TIMES / 2, **EXACT) for x in (x, x @ R, x[order]))
+    np.testing.assert_allclose(rotated, moved @ R, atol=1e-8)
+    np.testing.assert_allclose(permuted, moved[:, order], atol=1e-8)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("beta", "normalised"), [(0.5, True), (16.0, False)])
 def test_energy_rises(beta, normalised, key):
     x = meanfield.random_tokens(TOKENS, DIMENSION, key=key)

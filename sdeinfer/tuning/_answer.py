@@ -140,7 +140,7 @@ def _slopes(problem: Problem, u: np.ndarray) -> np.ndarray:
 def _moves(
     problem: Problem, u: np.ndarray, rows: np.ndarray, weights: np.ndarray, active: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """du/db from the linearised conditions; the Hessian is needed only where constraints do not fix u."""
+    """du/db from the linearised conditions; the Hessian, whose scale drops out, only where constraints do not fix u."""
     count = len(rows)
     if count >= free.sum():
         return np.linalg.pinv(rows)
@@ -149,9 +149,9 @@ def _moves(
         worst = min(problem.objectives(x), key=lambda each: each.value)
         return worst.slope + weights @ _slopes(problem, x)[active]
 
-    step = 0.02
-    hessian = np.array([(gradient(u + x) - gradient(u - x))[free] for x in step * np.eye(len(u))[free]]).T / (2 * step)
-    hessian = (hessian + hessian.T) / 2
+    moves = 0.02 * np.eye(len(u))[free]
+    hessian = np.array([(gradient(u + x) - gradient(u - x))[free] for x in moves])
+    hessian = hessian + hessian.T
     system = np.block([[hessian, rows.T], [rows, np.zeros((count, count))]])
     right = np.concatenate([np.zeros((len(hessian), count)), np.eye(count)])
     return np.linalg.lstsq(system, right)[0][: len(hessian)]

@@ -149,7 +149,7 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
         assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
         spreads.append(draws["gamma_sd"].values)
     different, alike = spreads
-    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0] + 4.0)
+    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0])
     print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
     print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
     assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)

@@ -94,7 +94,7 @@ def assert_third_order(errors) -> None:
     np.testing.assert_array_less(ratios, 10)
 
 
-@pytest.mark.long
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["no mask", "causal"])
 def test_the_flow_of_attentions_noise_has_local_errors_of_the_third_order(name):
     pattern, attention = pattern_of(name, 2), 0.8
@@ -124,7 +124,6 @@ def test_the_flow_of_the_linear_noise_has_local_errors_of_the_third_order():
     assert_third_order(errors[2:])
 
 
-@pytest.mark.one_case("causal prompts")
 @pytest.mark.parametrize("name", ["no mask", "causal prompts", "mask"])
 def test_the_drifts_flows_are_of_the_second_order(name):
     """Together they are b(V) less the noise's κ² V ∘ T; two half steps differ from one step by terms in h³."""

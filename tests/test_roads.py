@@ -120,10 +120,28 @@ def test_the_true_architecture_is_ranked_first_by_arviz(fitted, networks):
     assert_within((difference - abs(table.loc["attention", "elpd_diff"])) / table.loc["attention", "dse"])
 
 
-def test_double_precision_where_single_does_not_resolve_the_sums(networks, monkeypatch):
-    monkeypatch.setattr("sdeinfer.infer._assume.SINGLE", 1000)
+@pytest.mark.one_case("full_path")
+@pytest.mark.parametrize("model", [FULL_PATH, si.models.thinned_path], ids=["full_path", "thinned_path"])
+def test_a_fit_is_in_double_precision_whatever_that_of_jax(model, networks):
+    data = networks if model is FULL_PATH else networks.isel(layer=[0, 4, 8], network=slice(4))
+    sampler = AtTheMode(chains=2, draws=100) if model is FULL_PATH else si.infer.Metropolis(1, 20, 20)
+    fits, verdicts = [], []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            post = si.fit(model, data, sampler=sampler, predictions=2, key=jr.key(1))
+            fits.append(post)
+            verdicts.append(si.check(post).to_frame())
+            assert jnp.ones(1).dtype == (np.float64 if x64 else np.float32)
+    for name in ("posterior", "log_likelihood", "prior"):
+        xr.testing.assert_identical(*(post[name].to_dataset().drop_attrs() for post in fits))
+    assert verdicts[0].equals(verdicts[1])
+
+
+def test_prepared_data_have_the_type_of_jax(networks):
+    double = si.prepare(FULL_PATH, networks)
     with jax.enable_x64(False):  # noqa: FBT003
-        sampler = AtTheMode(chains=1, draws=20)
-        post = si.fit(FULL_PATH, networks, law="limit", sampler=sampler, predictions=2, key=jr.key(1))
-        assert post["posterior"]["gamma"].dtype == np.float64
-        assert jnp.ones(1).dtype == np.float32
+        single = si.prepare(FULL_PATH, networks)
+    pairs = list(zip(jax.tree.leaves(single), jax.tree.leaves(double), strict=True))
+    assert {one.dtype.itemsize for one, _ in pairs} == {4}
+    for one, other in pairs:
+        np.testing.assert_array_equal(one, np.asarray(other).astype(one.dtype))

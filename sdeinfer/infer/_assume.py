@@ -26,9 +26,6 @@ from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import EveryLayer, Groups, LatentLayers
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, validate_labels
 
-SINGLE = 2**16
-"""Largest number of terms of a log density in single precision, which resolves a sum of so many to a few hundredths."""
-
 
 @pose.register
 def pose_covariances(
@@ -151,7 +148,10 @@ def problem_of(
 
 
 def placed[**P, T](function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function of fits, so that it runs where it is fast, in a precision that resolves its sums.
+    """Wrap a function of fits, so that it runs where it is fast, and in double precision whatever JAX's.
+
+    In single precision a likelihood far from the data has no slope, where the search for the mode starts, and sums over
+    65,536 terms are resolved to a few hundredths.
 
     Small fits run on the CPU beside an accelerator: README's took 26 s on an H100, and 2.3 s on the CPU beside it.
     Those with latent layers, which are large, and those in `jax.default_device` run where the caller's programs run.
@@ -159,12 +159,11 @@ def placed[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        given = (*args, *kwargs.values())
         device = jax.config.jax_default_device
-        if device is None and not on_cpu() and not any(isinstance(value, LatentLayers) for value in given):
+        latent = any(isinstance(value, LatentLayers) for value in (*args, *kwargs.values()))
+        if device is None and not on_cpu() and not latent:
             device = _host()
-        x64 = jax.config.jax_enable_x64 or any(_terms(value) > SINGLE for value in given)
-        with jax.default_device(device), jax.enable_x64(x64):
+        with jax.default_device(device), jax.enable_x64(True):  # noqa: FBT003
             return function(*args, **kwargs)
 
     return wrapped
@@ -175,16 +174,3 @@ def _host() -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves it out
         return None
-
-
-def _terms(value: Any) -> int:
-    """Number of terms of the log density of networks observed at every layer; 0 of other values."""
-    networks = 0
-    if isinstance(value, xr.DataTree) and "observed_data" in value.children:
-        networks = int(value.attrs.get("networks", 0))
-        value = value["observed_data"].to_dataset()
-    if not isinstance(value, xr.Dataset) or "token_a" not in value.sizes:
-        return 0
-    sizes, tokens = value.sizes, value.sizes["token_a"]
-    networks = max(networks, sizes.get("network", 0))
-    return networks * (sizes.get("layer", 1) - 1) * tokens * (tokens + 1) // 2

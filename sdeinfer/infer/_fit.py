@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.random as jr
 import numpy as np
 import xarray as xr
@@ -20,7 +21,7 @@ from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._templates import architecture_in
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import as_model
-from sdeinfer.likelihood._path import Transitions, transitions_of
+from sdeinfer.likelihood._path import Transitions, in_default_types, transitions_of
 from sdeinfer.observation import validate
 
 
@@ -44,7 +45,7 @@ def fit(
     leave_out_damaged: bool = False,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
-    """Fit a model to observed covariances.
+    """Fit a model to observed covariances, in double precision whatever JAX's default.
 
     Arguments:
         model: one of `sdeinfer.models`; or any NumPyro program, a function of the prepared path that samples
@@ -52,7 +53,6 @@ def fit(
             numbers of each network is declared by `models.each_network`.
         data: observed networks, see `covariance_dataset`, increments of branches or tokens, as the model needs.
             Covariances backed by Dask are read in chunks, for `full_path` and programs of one layer for all networks.
-            With more than 65,536 terms, m(m + 1)/2 of each transition, sums are made in double precision.
         architecture: "transformer", "attention", "feedforward" or "mlp"; or a layer, such as a `Stack` or a custom
             layer, whose sizes count and whose parameter values are ignored: `si.layers.template("attention", heads=4)`.
             If None, the architecture in the data's attributes. Must be None for a program that builds its own layers.
@@ -137,14 +137,16 @@ def prepare(
         largest_logit: as in `fit`.
 
     Returns:
-        The program's argument: `PathStatistics` or `Bridges`.
+        The program's argument, `PathStatistics` or `Bridges`, computed in double precision and in JAX's default types.
 
     Raises:
         InputError: as in `fit`.
     """
     require_settings(law)
-    data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
-    return prepared_of(problem, data, largest_logit).joint
+    with jax.enable_x64(True):  # noqa: FBT003
+        data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
+        prepared = prepared_of(problem, data, largest_logit).joint
+    return in_default_types(prepared)
 
 
 @checked

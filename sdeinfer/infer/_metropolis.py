@@ -25,7 +25,7 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
-from sdeinfer.infer._mode import DIFFERENCES, Mode, found_from
+from sdeinfer.infer._mode import DIFFERENCE, Mode, found_from
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
@@ -275,11 +275,10 @@ def latent_mode(
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         phase(f"searching for the mode, evaluation {next(evaluations)}")
         # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
-        slope = [potential(x + step) - potential(x - step) for step in difference * np.eye(len(x))]
-        return potential(x), np.array(slope) / (2 * difference)
+        slope = [potential(x + step) - potential(x - step) for step in DIFFERENCE * np.eye(len(x))]
+        return potential(x), np.array(slope) / (2 * DIFFERENCE)
 
-    difference = DIFFERENCES[jnp.asarray(1.0).dtype.itemsize]
-    return found_from(objective, sites, start, curvature_step=10 * difference, polished=False)
+    return found_from(objective, sites, start, curvature_step=10 * DIFFERENCE, polished=False)
 
 
 @eqx.filter_jit

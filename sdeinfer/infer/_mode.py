@@ -22,6 +22,7 @@ from scipy.optimize import minimize
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._densities import constrained, latent_structure
 from sdeinfer.likelihood import AbstractModel
+from sdeinfer.likelihood._path import in_default_types
 from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.parameters import TAU0
 
@@ -31,8 +32,8 @@ LARGEST_COORDINATE = 8.0
 NEWTON_STEPS, CLOSE = 8, 1e-3
 """Largest number of Newton steps, and the length in posterior standard deviations below which the mode is reached."""
 
-DIFFERENCES = {4: 1e-2, 8: 1e-5}
-"""Step in the unconstrained parameters for finite differences, by the item size in bytes."""
+DIFFERENCE = 1e-5
+"""Step in the unconstrained parameters for finite differences of potentials."""
 
 LEAST_CURVATURE = 0.05
 """Least curvature of the priors: in their tails a log density may be straight, or convex."""
@@ -83,18 +84,20 @@ def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... va
 
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
-    """Find the mode by L-BFGS with gradients."""
+    """Find the mode by L-BFGS with gradients, in double precision whatever JAX's default."""
     structure = latent_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
     return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)
 
 
 def _objective(model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], shapes: ShapesOfSites) -> Objective:
-    prepared, dtype = jax.device_put(prepared), jnp.result_type(float)
+    with jax.enable_x64(True):  # noqa: FBT003
+        prepared = in_default_types(prepared)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, np.asarray(x, dtype)))
-        return float(value), np.concatenate([np.ravel(slope[site]) for site in sites]).astype(np.float64)
+        with jax.enable_x64(True):  # noqa: FBT003
+            value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, x))
+        return float(value), np.concatenate([np.ravel(slope[site]) for site in sites])
 
     return objective
 
@@ -112,7 +115,7 @@ def curvature_of_priors(
     assert prepared.adjustment is not None
     prepared = dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors())
     objective = _objective(model, prepared, mode.sites, mode.shapes)
-    values, axes = np.linalg.eigh(_curvature(objective, mode.x, 10 * DIFFERENCES[jnp.result_type(float).itemsize]))
+    values, axes = np.linalg.eigh(_curvature(objective, mode.x, 10 * DIFFERENCE))
     return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
@@ -128,16 +131,31 @@ def found_from(
     counts = [math.prod(shape) for shape in shapes or ((),) * len(sites)]
     each = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
     starts = _starts(each) if start is None else [start.x]
-    bounds = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * len(each)
-    ends = [minimize(objective, x, jac=True, method="L-BFGS-B", bounds=bounds) for x in starts]
-    found = min(ends, key=lambda end: end.fun)
-    x, value, curvature = found.x, float(found.fun), _curvature(objective, found.x, curvature_step)
+    x, value = min((_descended(objective, x) for x in starts), key=lambda end: end[1])
+    curvature = _curvature(objective, x, curvature_step)
     if polished:
-        x, value = _polished(objective, found.x, curvature)
+        x, value = _polished(objective, x, curvature)
     values, axes = np.linalg.eigh(curvature)
     # The priors still have a curvature of about 1 where the mode is on the bound.
     covariance = (axes / np.where(values > LEAST_CURVATURE, values, 1.0)) @ axes.T
     return Mode(sites, x, value, covariance, curvature, shapes)
+
+
+def _descended(objective: Objective, x: np.ndarray) -> tuple[np.ndarray, float]:
+    """The end of L-BFGS from x, and the potential there.
+
+    Without a scale the first step of much data goes to a bound, where a likelihood may have no slope. Here its length
+    is at most 1.
+    """
+    scale = max(1.0, float(np.linalg.norm(objective(x)[1])))
+
+    def scaled(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = objective(x)
+        return value / scale, slope / scale
+
+    bounds, options = [(-LARGEST_COORDINATE, LARGEST_COORDINATE)] * len(x), {"gtol": 1e-5 / scale}
+    end = minimize(scaled, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    return end.x, float(end.fun) * scale
 
 
 def _polished(objective: Objective, x: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarray, float]:
@@ -199,12 +217,11 @@ type Pilot = Callable[[Int[np.ndarray, " some"], Mode | None], tuple[Mode, Layer
 
 def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode, latent: Array | None = None) -> LayerAt:
     """The coordinates of the layer, or of each network's layer, at a mode, for pooled data and any latent layers."""
-    dtype, count = jnp.result_type(float), len(mode.x)
-    step = 10 * DIFFERENCES[dtype.itemsize]
+    step, count = 10 * DIFFERENCE, len(mode.x)
     steps = step * np.eye(count)
     around = np.concatenate([mode.x[None], mode.x + steps, mode.x - steps])
-    sites = mode.by_site(np.asarray(around, dtype)[None])
-    layers = constrained(model, jax.device_put(prepared), sites, latent).layers
+    with jax.enable_x64(True):  # noqa: FBT003
+        layers = constrained(model, in_default_types(prepared), mode.by_site(around[None]), latent).layers
     assert layers is not None
     u = np.asarray(layers[0], np.float64)
     along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)

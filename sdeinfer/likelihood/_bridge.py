@@ -188,8 +188,8 @@ def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHI
     centre[ATTENTION_NEXT] = 0.0
     widths = np.unique(path.width)
     return Bridges(
-        start=jax.device_put(path.starts(whole)),
-        end=jax.device_put(path.ends(whole)),
+        start=jnp.asarray(path.starts(whole), float),
+        end=jnp.asarray(path.ends(whole), float),
         layers=jnp.asarray(layers),
         network=jnp.asarray(path.network),
         width=jnp.asarray(path.width_index(widths)),

@@ -74,6 +74,18 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
     return Adjustment(*jax.device_put(list(each)))
 
 
+def in_default_types[T](tree: T) -> T:
+    """A pytree with its floats and integers in JAX's default types."""
+
+    def cast(x: Any) -> Any:
+        for kind, default in ((np.floating, float), (np.signedinteger, int)):
+            if isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, kind):
+                return jax.device_put(np.asarray(x, jnp.result_type(default)))
+        return x
+
+    return jax.tree.map(cast, tree)
+
+
 def _at_least(x: Float[Any, "..."], least: Float[Any, ""]) -> Float[Any, "..."]:
     """Smooth maximum of x and a bound; at 1.5 times the bound it exceeds x by 0.6 %."""
     xp = engine(x)

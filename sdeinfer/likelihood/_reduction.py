@@ -15,8 +15,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -24,6 +22,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers._finite_width import ATTENTION_NEXT, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
+from sdeinfer.likelihood._path import in_default_types
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, rows_of
 from sdeinfer.likelihood._terms import Terms
 from sdeinfer.likelihood._transitions import BLOCK, Path
@@ -125,7 +124,7 @@ def nodes_needed(half_width: float) -> int:
 
 def at_zero(e: np.ndarray) -> np.ndarray:
     """Whether each e, which is quadratic in δ, is zero up to the rounding of δ relative to the largest."""
-    return e <= (64 * float(jnp.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
+    return e <= (64 * float(np.finfo(float).eps)) ** 2 * e.max(axis=-1, keepdims=True)
 
 
 def require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None:
@@ -187,8 +186,7 @@ def statistics_of_sums(
         widths=widths,
         width=np.arange(len(constant)),
     )
-    arrays = jax.device_put(jax.tree.map(_in_default_type, statistics | of_networks))
-    return PathStatistics(**arrays, pattern=pattern, assumptions=assumptions)
+    return PathStatistics(**in_default_types(statistics | of_networks), pattern=pattern, assumptions=assumptions)
 
 
 def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] | None = None) -> Sums:
@@ -234,10 +232,6 @@ def _rows(terms: Terms) -> np.ndarray:
     b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
     rows = np.stack([np.ones_like(b[:, 0]), *(b[:, s] * b[:, t] for s, t in quadratic_pairs(b.shape[1] - 1))], axis=1)
     return np.ascontiguousarray(rows.transpose(2, 0, 1))
-
-
-def _in_default_type(x: np.ndarray) -> np.ndarray:
-    return np.asarray(x, jnp.result_type(float) if np.issubdtype(x.dtype, np.floating) else jnp.result_type(int))
 
 
 def _moments_to_nodes(count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked, given, shown
@@ -85,7 +85,7 @@ class TokenReader:
 class Observer:
     """An accumulator of neural covariances V = XXᵀ/n (Definition 3.1): `add` every layer, then take the `dataset`.
 
-    It keeps covariances and the last hidden states, and computes at least in float32.
+    It keeps covariances, which are sums in double precision, and the last hidden states.
 
     Arguments:
         width: n, the number of features of the hidden states, to be checked; None for any.
@@ -139,8 +139,7 @@ class Observer:
         if spacing_of(X.dtype) > spacing_of(self.coarsest):
             self.coarsest = X.dtype
         X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
-            V = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
+        V = covariances_of(X)
         self._check_finite(V, X, name)
         self.shortcuts.append(self._kept(X))
         self.covariances.append(V)
@@ -174,6 +173,18 @@ class Observer:
             bad = np.count_nonzero(~np.isfinite(X[network]))
             what = f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"
             raise InputError(f"{name}, network {self.first_network + network}: {what}")
+
+
+def covariances_of(X: np.ndarray) -> Float[np.ndarray, "networks m m"]:
+    """XXᵀ/n in double precision, some networks at a time.
+
+    Sums in single precision lose the smallest eigenvalue of V where the condition number is 5·10⁴ at n = 64; the
+    rounding of X itself, of independent entries, is as large from 10¹¹ on.
+    """
+    together = max(1, 2**22 // max(1, X[0].size))
+    parts = (X[start : start + together].astype(np.float64) for start in range(0, len(X), together))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.concatenate([part @ part.mT for part in parts]) / X.shape[-1]
 
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:

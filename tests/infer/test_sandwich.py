@@ -1,6 +1,7 @@
 """The adjustment of a likelihood of finite width: widened by as much as the scores scatter."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -193,3 +194,16 @@ def test_the_curvature_at_a_mode_is_the_second_derivative_of_the_potential():
     assert quadratic(mode.x)[0] < 1e-10
     np.testing.assert_allclose(mode.curvature, hessian, rtol=1e-8)
     np.testing.assert_allclose(mode.covariance, np.linalg.inv(hessian), rtol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_the_mode_is_found_where_the_potential_has_no_slope_far_from_it(size):
+    """Of much data a first step along the gradient ends at a bound."""
+    centre = np.array([0.7, -1.2])
+
+    def potential(x):
+        value, slope = size * np.log(np.cosh(x - centre)).sum(), size * np.tanh(x - centre)
+        return (float(value), slope) if abs(x).max() < 4 else (math.nan, np.full(2, math.nan))
+
+    mode = found_from(potential, ("a", "b"), None)
+    np.testing.assert_allclose(mode.x, centre, atol=1e-4 / math.sqrt(size))

@@ -15,7 +15,7 @@ from jaxtyping import Int, PRNGKeyArray, PyTree
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_likelihoods
-from sdeinfer.infer._measures import Measure, attention_growth, logit_spread, relu_growth, rounding
+from sdeinfer.infer._measures import Measure, attention_bend, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._predictive import labelled, predict
 from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Layers, Prepared, Sites, labels_by_trace, stamp
@@ -46,7 +46,7 @@ class AbstractCovariances(AbstractProblem):
     def measures(self) -> set[Measure]:
         if self.kind is None:
             return {rounding}
-        attention = {logit_spread, attention_growth} if self.kind.coordinates.temperatures else set()
+        attention = {logit_spread, attention_growth, attention_bend} if self.kind.coordinates.temperatures else set()
         return {rounding} | attention | ({relu_growth} if limit_on_host(self.kind).relu_drift else set())
 
     def parts(

@@ -14,6 +14,8 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._factors import whiten_by
 from sdeinfer.covariance._matrix import singular
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
+from sdeinfer.layers._next_order import attention_drift_next
+from sdeinfer.layers._pattern_order import pattern_drift_next
 from sdeinfer.terms._attention import attention_drift
 from sdeinfer.terms._relu import relu_drift
 
@@ -53,6 +55,19 @@ def logit_spread(V: np.ndarray, width: np.ndarray, pattern: Pattern = EVERY_TOKE
 def attention_growth(V: np.ndarray, width: np.ndarray, pattern: Pattern = EVERY_TOKEN) -> np.ndarray:
     """The largest relative change of V by the attention of one layer with θ₁ = 1; 0 for a singular V."""
     return _growth_by(partial(attention_drift, pattern=pattern), V, width)
+
+
+def attention_bend(V: np.ndarray, width: np.ndarray, pattern: Pattern = EVERY_TOKEN) -> np.ndarray:
+    """√D n^¼ for τ0 = 1, where D is the largest relative change of V by B₁′; 0 for a singular V.
+
+    Tokens near a line leave it by the square of one normal logit, and the increment goes as its fourth power.
+    """
+    change = attention_drift_next if pattern.everything else partial(pattern_drift_next, pattern=pattern)
+
+    def of_last(V: np.ndarray) -> np.ndarray:
+        return np.moveaxis(change(np.moveaxis(V, (0, 1), (-2, -1))), (-2, -1), (0, 1))
+
+    return np.sqrt(_growth_by(of_last, V, width)) / np.asarray(width) ** 0.25
 
 
 def relu_growth(V: np.ndarray, width: np.ndarray, pattern: Pattern = EVERY_TOKEN) -> np.ndarray:

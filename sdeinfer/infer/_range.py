@@ -24,6 +24,7 @@ from sdeinfer._files import InputError
 from sdeinfer.infer._measures import (
     Measure,
     Measures,
+    attention_bend,
     attention_growth,
     logit_scale,
     logit_spread,
@@ -79,12 +80,13 @@ class OutOfRange(InputError):
 
 
 class Coldest(NamedTuple):
-    """The smallest temperature of a layer, or of each network's, its largest sd, the layer's noise, and its τ0² θ₁."""
+    """The smallest temperature of a layer, or of each network's, its largest sd, the noise a, τ0² θ₁ and τ0² κ²."""
 
     log_tau0: np.ndarray = np.zeros(())
     sd: float = math.inf
     noise: ArrayLike = 1.0
     drift: ArrayLike = 1.0
+    mixing: ArrayLike = 1.0
 
     @classmethod
     def of(cls, kind: AbstractLayer, layer: LayerAt) -> "Coldest":
@@ -92,15 +94,19 @@ class Coldest(NamedTuple):
         places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
         log_tau0, sd = (np.take_along_axis(x[..., places], coldest, axis=-1)[..., 0] for x in (layer.u, layer.sd))
-        limit = limits_on_host(kind, layer.u)
-        return cls(log_tau0, float(np.max(sd)), limit.linear_noise, np.exp(2 * log_tau0) * limit.attention_drift)
+        limit, square = limits_on_host(kind, layer.u), np.exp(2 * log_tau0)
+        drift, mixing = square * limit.attention_drift, square * limit.attention_noise
+        return cls(log_tau0, float(np.max(sd)), limit.linear_noise, drift, mixing)
 
     def grown(self, measures: Measures, latent: ArrayLike = 0.0) -> Float[np.ndarray, "networks transitions"]:
         """The spread to which each transition may grow, for τ0 = 1 or relative to the smallest, in a latent time."""
         spread, growth = measures[logit_spread], np.sqrt(_column(self.drift) * measures[attention_growth])
         of_growth = np.minimum(ATTENTION_GROWTH_AS_SPREAD * growth, WITH_SPREAD * np.sqrt(spread * growth))
-        relative = _column(np.exp(self.log_tau0 - self.log_tau0.min()))
-        return np.maximum(spread, of_growth) / relative * spread_growth(latent, _column(self.noise))
+        # n var S_ii = (32/3) n D²/H of g⁴, relative to 2a: the fourth power of a spread.
+        tau0, noise = _column(np.exp(self.log_tau0)), np.maximum(_column(self.noise), np.finfo(np.float64).tiny)
+        of_bend = (16 / 3 * _column(self.mixing) / noise) ** 0.25 * measures[attention_bend] / tau0
+        grown = np.maximum(np.maximum(spread, of_growth), of_bend)
+        return grown / (tau0 / tau0.min()) * spread_growth(latent, _column(self.noise))
 
 
 class Range(NamedTuple):
@@ -164,7 +170,7 @@ def _range_of_part(
     """Whether each transition is used, the range, and the τ0 that determined it; NaN without one."""
     which = problem.measures
     if not math.isfinite(largest_logit):
-        which -= {logit_spread, attention_growth}
+        which -= {logit_spread, attention_growth, attention_bend}
     measures, latent, found, tau0 = measured(data, which), latent_time(data), Range(), math.nan
     used = used_of(data) & found.contains(measures)
     if logit_spread in which:

@@ -177,6 +177,7 @@ class ShapedAttention(AbstractLayer):
             drift_curvature=x * 0,
             variance=weights(
                 attention_growth=variance * x * (1 + projected * variance),
+                attention_growth_next=variance * x**2 * (1 + projected * variance),
                 attention_next=limit.attention_noise * x,
                 linear_repeat=projected * variance**2 * h,
                 attention_repeat_rest=repeat,

@@ -43,11 +43,13 @@ from sdeinfer.terms._limit import Limit
 from sdeinfer.terms._relu import relu_drift
 
 VARIANCE_FEATURES = (
-    *("attention_growth", "relu_growth", "attention_next", "relu_hidden", "relu_tokens", "relu_response"),
+    *("attention_growth", "relu_growth", "attention_growth_next"),
+    *("attention_next", "relu_hidden", "relu_tokens", "relu_response"),
     *("relu_growth_square", "relu_hidden_square", "linear_repeat", "attention_repeat", "attention_repeat_rest"),
 )
 """Names of the f_k, in order; see `_next_order`: the sums β of two diagonal entries of the attention and ReLU drifts,
-which change Σ_lin within the layer; G; F of hidden units and of tokens; D. The next two have coefficients q², which is
+which change Σ_lin within the layer, and of B₁′, which alone widens tokens near a line: its coefficient is O(1/n²), its
+value up to O(n); G; F of hidden units and of tokens; D. The next two have coefficients q², which is
 small only for c₊ − c₋ small against √n: (B_ii B_jj + B_ij²)/(1 + [i = j]) with B the ReLU drift, and F₂. The
 last three are noise on top of noise, E[V_αδ V_βω + V_αω V_βδ] for a V that has the noise Σ_lin or 𝒜: 1 + [i = j] and
 (1 + [i = j]) e without a mask. The second is divided by e; of a pattern it is 1, and the rest is the third."""
@@ -129,6 +131,7 @@ class FiniteWidth(eqx.Module):
             + feedforward.variance
             + weights(
                 attention_growth=moved * first.attention_drift,
+                attention_growth_next=moved * self.attention_drift_next,
                 linear_repeat=moved * first.linear_noise,
                 attention_repeat_rest=moved * first.attention_noise,
             )
@@ -175,17 +178,16 @@ def variance_terms(
     pattern: Pattern = EVERY_TOKEN,
 ) -> Float[Any, "features ... p"]:
     """The features f_k of `VARIANCE_FEATURES` in the spectral coordinates of V."""
-    xp = V.__array_namespace__()
+    xp, growing = V.__array_namespace__(), (drift[0], drift[1], drift[ATTENTION_DRIFT_NEXT])
     if isinstance(coordinates, PatternSpectrum):
-        *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), drift[0], drift[1])
+        *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), *growing)
         return xp.stack([*terms, xp.ones_like(repeated), repeated - coordinates.mixing])
     at, equal = frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
-    attention, relu = (at.R @ B @ at.R.mT for B in drift[:2])
-    noise, (growth, relu_growth) = relu_noise(at, relu), (diagonals(B) for B in (attention, relu))
-    repeated = xp.broadcast_to(1 + equal, V.shape)
+    attention, relu, after = (at.R @ B @ at.R.mT for B in growing)
+    noise, growths = relu_noise(at, relu), [diagonals(B) for B in (attention, relu, after)]
+    relu_growth, repeated = growths[1], xp.broadcast_to(1 + equal, V.shape)
     terms = [
-        growth[..., :, None] + growth[..., None, :],
-        relu_growth[..., :, None] + relu_growth[..., None, :],
+        *(growth[..., :, None] + growth[..., None, :] for growth in growths),
         attention_noise_next(at),
         noise.hidden,
         noise.tokens,

@@ -120,18 +120,20 @@ def pattern_features(
     U: Float[Any, "... p m m"],
     attention: Float[Any, "... m m"],
     relu: Float[Any, "... m m"],
-) -> Float[Any, "10 ... p"]:
+    attention_next: Float[Any, "... m m"],
+) -> Float[Any, "11 ... p"]:
     """The features of `VARIANCE_FEATURES` of var z_q, of which the last is 𝒜(αδ, βω) + 𝒜(αω, βδ) itself."""
     xp, WV, WB = V.__array_namespace__(), _times(W, V), _times(W, relu)
-    growth, relu_growth = 4 * _inner(_times(W, attention), WV.mT), 4 * _inner(WB, WV.mT)
-    relu_square = 2 * _inner(WB, WB.mT)
-    attention_next, attention_repeat = pattern_attention_noise(V, pattern, W, WV)
+    growth, growth_next = (4 * _inner(_times(W, drift), WV.mT) for drift in (attention, attention_next))
+    relu_growth, relu_square = 4 * _inner(WB, WV.mT), 2 * _inner(WB, WB.mT)
+    noise_next, attention_repeat = pattern_attention_noise(V, pattern, W, WV)
     size, noise = _inner(W, V[..., None, :, :]), pattern_relu_noise(V, W, WV, U, relu, relu_growth, relu_square)
     return xp.stack(
         [
             growth,
             relu_growth,
-            attention_next,
+            growth_next,
+            noise_next,
             noise.hidden,
             noise.tokens,
             noise.response,

@@ -69,7 +69,7 @@ from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_
 from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._densities import latent_structure, log_likelihoods
 from sdeinfer.infer._innovations import LawAt
-from sdeinfer.infer._measures import attention_growth, logit_scale, logit_spread, mean_spread, rounding
+from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
 from sdeinfer.infer._metropolis import (
     FREEDOM,
     Proposal,

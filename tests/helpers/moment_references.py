@@ -122,7 +122,7 @@ def relu_jacobian(V: np.ndarray) -> np.ndarray:
 
 
 def layer_moments(layer, V, width: float) -> LayerMoments:
-    """Moments of one layer; terms of O(1/n²) relative to the limit's are left out."""
+    """Moments of one layer; terms of O(1/n²) relative to the limit's are left out, but for B₁′ in the covariance."""
     V, h = np.asarray(V, float), 1 / width
     match type(layer).__name__:
         case "ShapedMLP":
@@ -147,7 +147,8 @@ def layer_moments(layer, V, width: float) -> LayerMoments:
     increment = increment + strength * (
         relu_along(V, moved) + relu_curvature(V, h * first.attention_noise * series.noise)
     )
-    passed = second.linear_noise * (crossed(V, moved) + h * repeated(noise))
+    after = moved + h**2 * first.attention_drift / float(attention.tau0) ** 2 * series.drift_next
+    passed = second.linear_noise * (crossed(V, after) + h * repeated(noise))
     response = tensor_of(strength * relu_jacobian(V) @ packed_tensor(noise), len(V))
     covariance = first.covariance + second.covariance + passed + response + np.einsum("abdw->dwab", response)
     return LayerMoments(increment, covariance, 0.0, 0.0, 0.0)
@@ -191,14 +192,14 @@ def attention_moments(layer, V: np.ndarray, width: float) -> LayerMoments:
     g2, tau0, H, h = float(layer.gamma) ** 2, float(layer.tau0), layer.heads, 1 / width
     x = h / tau0**2
     series = attention_series(V, layer.pattern.mask(len(V)))
-    lin, grown = references.linear_tensor(V), crossed(V, series.drift)
+    lin, grown = references.linear_tensor(V), crossed(V, x * series.drift + x**2 * series.drift_next)
     # n Cov of the mean of the heads' S, and E[S_αδ S_βω + S_αω S_βδ] of one head.
     of_heads = (series.noise + x * series.noise_next) / (H * tau0**2)
-    of_columns = lin + x * (grown + repeated(series.noise))
+    of_columns = lin + grown + x * repeated(series.noise)
     if layer.output_projection:
         of_heads = of_heads + of_columns
-        of_columns = lin + x * grown + h * repeated(lin + series.noise / (H * tau0**2))
-    covariance = (1 - g2) * g2 * (2 * lin + x * grown) + g2**2 * (of_heads + of_columns)
+        of_columns = lin + grown + h * repeated(lin + series.noise / (H * tau0**2))
+    covariance = (1 - g2) * g2 * (2 * lin + grown) + g2**2 * (of_heads + of_columns)
     increment = g2 * (x * series.drift + x**2 * series.drift_next)
     a = g2 * (2 if layer.output_projection else 2 - g2)
     return LayerMoments(increment, covariance, a, g2**2 / (H * tau0**2), g2 / tau0**2)

@@ -274,7 +274,7 @@ def finite_width_terms(law, z, b, e, f, statistics, xp: Any = np):
     v, _ = finite_width_variances(law, e, f, centre, xp)
     mixing = finite_width_variances(law, xp.ones_like(e), f, centre, xp)[0]
     mixing = mixing - finite_width_variances(law, xp.zeros_like(e), f, centre, xp)[0]
-    weight = law.variance[2] / xp.where(mixing > 0, mixing, 1.0)[0]
+    weight = law.variance[3] / xp.where(mixing > 0, mixing, 1.0)[0]
     v = v + mixing * e * weight * (start + slope * e) * bounded(weight * largest / 0.75)
     mu = (law.drift[:, None] * b).sum(axis=1)
     return -((z - mu) ** 2 / v + xp.log(2 * math.pi * v)) / 2

@@ -16,6 +16,8 @@ from helpers.internals import (
     Coldest,
     LayerAt,
     Range,
+    attention_bend,
+    attention_drift_next,
     attention_growth,
     in_range,
     logit_scale,
@@ -27,6 +29,7 @@ from helpers.internals import (
     transitions_allowed,
     used_of,
 )
+from scipy.special import softmax
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -85,6 +88,34 @@ def test_growth_by_attention_is_the_largest_relative_change_of_the_drift():
     np.testing.assert_allclose(attention_growth(V[None], np.array([32])), abs(change).max() / 32, rtol=1e-10)
 
 
+def near_a_line(condition: float) -> np.ndarray:
+    """Three tokens of different lengths, near a line: no other direction is as large as 1/condition."""
+    u, rest = np.array([1.0, 0.6, -0.8]), np.array([0.3, -1.0, 0.5])
+    third = np.cross(u, rest)
+    return np.outer(u, u) + (np.outer(rest, rest) + np.outer(third, third)) / condition
+
+
+def test_tokens_near_a_line_leave_it_by_the_fourth_power_of_a_normal():
+    """By the exact softmax of one head: the variance of S in the direction where it is largest, and the share of 2a."""
+    V, width, tau0, gamma, heads = near_a_line(1e6), 1024, 1.2, 0.4, 1
+    L, rng = np.linalg.cholesky(V), np.random.default_rng(0)
+    R = np.linalg.inv(L)
+    changes, axes = np.linalg.eigh(R @ attention_drift_next(V) @ R.T)
+    change, w = changes[-1], axes[:, -1] @ R
+    bend = attention_bend(V[None], np.array([width]))[0]
+    np.testing.assert_allclose(bend, np.sqrt(change) / width * width**0.25, rtol=1e-6)
+    Y = L @ rng.normal(size=(400_000, 3, 3)) @ L.T / (tau0 * np.sqrt(width))
+    A = np.eye(3) + softmax(Y, axis=-1) - 1 / 3
+    S = np.einsum("a,sab,bc,sdc,d->s", w, A, V, A, w, optimize=True)
+    expected = 16 / 3 * width * (change / (tau0**2 * width) ** 2) ** 2 / heads
+    np.testing.assert_allclose(width * S.var() / 2, expected, rtol=0.12)  # of leading order, 3 %; by sampling, 2.3 %
+    a = gamma**2 * (2 - gamma**2)
+    coldest = Coldest(np.log(tau0), noise=a, drift=0.0, mixing=gamma**4 / heads)
+    nothing = dict.fromkeys((logit_spread, attention_growth), np.zeros((1, 1)))
+    grown = coldest.grown(nothing | {attention_bend: bend[None, None]}) / tau0
+    np.testing.assert_allclose(grown**4, gamma**4 * expected / a, rtol=1e-6)
+
+
 def test_the_spread_is_that_of_logits_in_a_row():
     """Of a token, over all it attends to, as the root of the mean variance of x W_Q W_Kᵀ xᵀ/n^{3/2} over weights."""
     V, width = np.asarray(random_covariance(3)), 64
@@ -107,6 +138,7 @@ def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
     V, width = 4 * (X @ X.mT + 1e-4 * np.eye(3))[:, None], np.full((2, 1), 64.0)
     spread = logit_spread(V, width)
     starts = {logit_spread: spread, attention_growth: attention_growth(V, width), rounding: np.zeros((2, 1))}
+    starts[attention_bend] = np.zeros((2, 1))
     assert spread[0] < spread[1]
     assert Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts).ravel().tolist() == [False, True]
 

@@ -43,7 +43,7 @@ PATTERNS = {
 """All have one number of tokens, so that they share programs."""
 
 ANY = pytest.mark.parametrize("name", PATTERNS)
-FEATURES = {name: number for number, name in enumerate((*VARIANCE_FEATURES[:8], "linear_repeat", "attention_repeat"))}
+FEATURES = {name: number for number, name in enumerate((*VARIANCE_FEATURES[:9], "linear_repeat", "attention_repeat"))}
 
 
 @functools.cache
@@ -57,9 +57,10 @@ def of(name: str):
     return pattern, V, noise, W, U, e, drifts, pattern_features(V, pattern, W, U, *drifts)
 
 
-def drifts_of(V) -> tuple[np.ndarray, np.ndarray]:
-    """Two symmetric matrices for B₁ and B₂; only the second is that of V and its pattern."""
-    return np.asarray(attention_drift(np.asarray(V))), np.asarray(relu_drift(np.asarray(V)))
+def drifts_of(V) -> tuple[np.ndarray, ...]:
+    """Symmetric matrices for B₁, B₂ and B₁′; only the second is that of V and its pattern."""
+    V = np.asarray(V)
+    return np.asarray(attention_drift(V)), np.asarray(relu_drift(V)), attention_drift_next(V)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5])
@@ -69,13 +70,14 @@ def test_without_a_mask_it_is_the_next_order_without_a_mask(tokens):
     R, Q, repeats = np.asarray(at.R), np.asarray(at.Q), 1.0 + (i == j)
     W = (R[i, :, None] * R[j, None, :] + R[j, :, None] * R[i, None, :]) / (2 * np.sqrt(repeats))[:, None, None]
     U = (Q.T[i, :, None] * Q.T[j, None, :] + Q.T[j, :, None] * Q.T[i, None, :]) / np.sqrt(repeats)[:, None, None]
-    attention, relu = drifts_of(V)
-    b1, b2 = (np.diag(R @ B @ R.T) for B in (attention, relu))
+    attention, relu, after = drifts_of(V)
+    b1, b2, b1_next = (np.diag(R @ B @ R.T) for B in (attention, relu, after))
     noise, moved = relu_noise(at, R @ relu @ R.T), R @ relu @ R.T
     mixing = (at.delta[i] ** 2 + at.delta[j] ** 2) / tokens**2
     expected = {
         "attention_growth": b1[i] + b1[j],
         "relu_growth": b2[i] + b2[j],
+        "attention_growth_next": b1_next[i] + b1_next[j],
         "attention_next": attention_noise_next(at)[i, j],
         "relu_hidden": noise.hidden[i, j],
         "relu_tokens": noise.tokens[i, j],
@@ -85,7 +87,7 @@ def test_without_a_mask_it_is_the_next_order_without_a_mask(tokens):
         "linear_repeat": repeats,
         "attention_repeat": repeats * mixing,
     }
-    found = pattern_features(V, EVERY_TOKEN, W, U, attention, relu)
+    found = pattern_features(V, EVERY_TOKEN, W, U, attention, relu, after)
     assert list(expected) == list(FEATURES)
     for (feature, values), feature_found in zip(expected.items(), found, strict=True):
         np.testing.assert_allclose(feature_found, values, rtol=1e-10, atol=1e-13, err_msg=feature)
@@ -126,7 +128,7 @@ def relu_drifts_along(V, S):
 @ANY
 def test_growth_within_a_layer_is_a_sum_over_tokens(name):
     _, V, _, W, U, _, drifts, features = of(name)
-    for B, feature in zip(drifts, ("attention_growth", "relu_growth"), strict=True):
+    for B, feature in zip(drifts, ("attention_growth", "relu_growth", "attention_growth_next"), strict=True):
         assert_agrees(features[FEATURES[feature]], along(W, crossed(V, B)))
     assert_agrees(features[FEATURES["relu_growth_square"]], along(W, references.linear_tensor(drifts[1])))
     assert_agrees(features[FEATURES["relu_response"]], np.einsum("qab,qab->q", W, relu_drifts_along(V, U)))
@@ -134,7 +136,7 @@ def test_growth_within_a_layer_is_a_sum_over_tokens(name):
 
 @ANY
 def test_relu_noise_is_a_sum_over_tokens(name):
-    _, V, _, W, _, _, (_, relu), features = of(name)
+    _, V, _, W, _, _, (_, relu, _), features = of(name)
     absolute = V + 4 * relu
     mixed = pattern_references.signed_and_absolute(V, absolute)
     # h_a h_b |h_c||h_d| with the two absolute values in one W, or one in each.
@@ -180,9 +182,9 @@ def test_tokens_that_attend_to_themselves_only_are_not_moved():
 
 
 def test_terms_scale_as_their_order_in_the_covariance():
-    pattern, V, noise, W, U, _, (attention, relu), features = of("a mask of its own")
-    larger = pattern_features(3 * V, pattern, W / 3, U * 3, 27 * attention, 3 * relu)
-    assert_agrees(larger, 3.0 ** np.array([2, 0, 4, 0, 0, 0, 0, 0, 0, 2])[:, None] * features)
+    pattern, V, noise, W, U, _, (attention, relu, after), features = of("a mask of its own")
+    larger = pattern_features(3 * V, pattern, W / 3, U * 3, 27 * attention, 3 * relu, 3**5 * after)
+    assert_agrees(larger, 3.0 ** np.array([2, 0, 4, 4, 0, 0, 0, 0, 0, 0, 2])[:, None] * features)
     assert_agrees(pattern_drift_next(3 * V, pattern), 3**5 * pattern_drift_next(V, pattern))
     assert_agrees(relu_drift_curvature(3 * V, 3**4 * noise), 27 * relu_drift_curvature(V, noise))
 

@@ -22,6 +22,7 @@ from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
 from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.diagnostics._range import of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
+from sdeinfer.diagnostics._skewness import of_skewness
 from sdeinfer.diagnostics._summary import fixed_of, identified_of, of_contractions
 from sdeinfer.diagnostics._thresholds import EFFECT, EVIDENCE, LEVEL, MOST, MOVE
 from sdeinfer.diagnostics._verdict import Verdict, at_most
@@ -135,7 +136,7 @@ def _of_law(
     verdicts += of_large_misfits(misfits, kind)
     data = posterior.data
     verdicts += of_unlike_layers(sums.noise, data.sizes["token_a"], data["layer"].values)
-    by_states = of_shortcuts(posterior)
+    by_states = of_shortcuts(posterior) + of_skewness(posterior)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
         return [*verdicts, *by_states, *small], notes, []

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -186,7 +186,8 @@ def statistics_of_sums(
         widths=widths,
         width=np.arange(len(constant)),
     )
-    return PathStatistics(**in_default_types(statistics | of_networks), pattern=pattern, assumptions=assumptions)
+    arrays: dict[str, Any] = in_default_types(statistics | of_networks)
+    return PathStatistics(**arrays, pattern=pattern, assumptions=assumptions)
 
 
 def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] | None = None) -> Sums:

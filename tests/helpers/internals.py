@@ -61,6 +61,7 @@ from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
 from sdeinfer.diagnostics._predictive import last_layer, of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
+from sdeinfer.diagnostics._skewness import of_skewness, third_moments
 from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.diagnostics._thresholds import EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most

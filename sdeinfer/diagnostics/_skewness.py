@@ -1,0 +1,73 @@
+"""The skewness of layers against that of exact ones at the fit.
+
+Orthogonal weights have the means and, at another γ, the variances of independent ones, but another third cumulant
+(`docs/theory/finite_width.md`). Tests: `tests/diagnostics/test_skewness.py`.
+"""
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from sdeinfer.covariance._factors import whiten_by
+from sdeinfer.covariance._matrix import pairs, unvech
+from sdeinfer.diagnostics._innovations import clipped, laws_of
+from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._thresholds import LEVEL, SKEWNESS
+from sdeinfer.diagnostics._verdict import Verdict, at_most
+from sdeinfer.infer import innovations
+from sdeinfer.infer._innovations import LawAt
+from sdeinfer.likelihood._transitions import Path
+from sdeinfer.networks._sample import sample_layer
+
+TRANSITIONS, DRAWS = 4096, 16_384
+"""Largest numbers of transitions that are compared, and of exact layers that are drawn from their starts."""
+
+
+def of_skewness(posterior: Posterior) -> list[Verdict]:
+    """The verdict on the third cumulant of increments; none where exact layers cannot be drawn."""
+    difference, variance, expected = 0.0, 0.0, 0.0
+    for path, law in laws_of(posterior):
+        chosen = path.thinned(TRANSITIONS)
+        times = max(4, min(64, DRAWS // len(chosen)))
+        every = np.repeat(np.arange(len(chosen)), times)
+        starts, widths = chosen.starts(every), chosen.width[chosen.network[every]]
+        layer = posterior.known_kind.with_coordinates(law.u)
+        ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
+        if ends is None:
+            return []
+        drawn = third_moments(_steps(starts, ends, widths, chosen), law).reshape(-1, times)
+        difference += float((third_moments(chosen, law) - drawn.mean(axis=1)).sum())
+        variance += float((1 + 1 / times) * drawn.var(axis=1, ddof=1).sum())
+        expected += float(drawn.mean(axis=1).sum())
+    z = difference / np.sqrt(variance)
+    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < LEVEL else 0.0
+    advice = (
+        f"the skewness of layers is {1 + difference / expected:.2g} times that of independent weights ({abs(z):.2g} "
+        "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "
+        "the fitted one; observe hidden states, which show it by themselves"
+    )
+    return [at_most("calibrated", "skewness of layers", size, SKEWNESS, advice)]
+
+
+def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
+    """Tr Z³ − 3 (m + 1) tr Z of the innovations Z of each transition, of unit variance off the diagonal.
+
+    The second term makes it orthogonal to the scores of the parameters, to first order.
+    """
+    found, (rows, columns) = np.zeros(len(path)), pairs(path.tokens)
+    repeats = np.where(rows == columns, np.sqrt(2), 1.0)
+    for here in innovations(path, law):
+        at = path.coordinates(here.transitions)
+        Z = whiten_by(at.cholesky, at.colour(unvech(clipped(here.y) * repeats)))
+        moments = Z @ Z @ Z - 3 * (path.tokens + 1) * Z
+        found[here.transitions] = np.trace(moments, axis1=-2, axis2=-1)
+    return found
+
+
+def _steps(
+    starts: Float[np.ndarray, "some m m"], ends: Float[np.ndarray, "some m m"], widths: np.ndarray, like: Path
+) -> Path:
+    """Transitions from given starts to given ends."""
+    number, gap = np.arange(len(starts)), np.ones(1, int)
+    return Path(np.stack([starts, ends], axis=1), widths, number, 0 * number, gap, like.pattern, like.others)

@@ -24,6 +24,7 @@ NEEDED = {
     "tuple": "a pair",
     "Mapping": "a dict",
     "Sequence": "a list",
+    "Callable": "a model, as si.models.full_path, or a NumPyro program",
     "type": "the type of a layer",
     "key": "a key, as jax.random.key(0),",
     "Dataset": "a Dataset, as of si.observe or si.read,",
@@ -123,6 +124,8 @@ def _is_a(value: Any, name: str, kind: Any) -> bool:
             return isinstance(value, tuple | list)
         case "Mapping" | "Sequence":
             return isinstance(value, Mapping if name == "Mapping" else Sequence)
+        case "Callable":
+            return type(value).__name__ not in ("Dataset", "DataTree")  # others have messages of their own
         case "type":
             return isinstance(value, type) and issubclass(value, kind)
         case "DataTree":

@@ -93,6 +93,7 @@ MUTATIONS = (
     Mutation("next order: growth of a pattern", PATTERN, "growth, growth_next = (4 * _inner(", "growth, growth_next = (4.2 * _inner(", ORDERS),
     Mutation("range: noise of tokens near a line", "infer/_range.py", "(16 / 3 * _column", "(14 / 3 * _column", "tests/infer/test_range.py::test_tokens_near_a_line_leave_it_by_the_fourth_power_of_a_normal"),
     Mutation("range: width of tokens near a line", "infer/_measures.py", "np.asarray(width) ** 0.25", "np.asarray(width) ** 0.3", "tests/infer/test_range.py::test_tokens_near_a_line_leave_it_by_the_fourth_power_of_a_normal"),
+    Mutation("groups: information of the prior", "infer/_networks.py", "** 2 - 4.0, 0.0)", "** 2 - 9.0, 0.0)", "tests/models/test_hierarchical.py::test_estimates_are_the_modes_of_groups_alone"),
     Mutation("skewness: growth of a layer", "diagnostics/_skewness.py", "- 3 * (path.tokens + 1) * Z", "- 2.8 * (path.tokens + 1) * Z", "tests/diagnostics/test_skewness.py"),
     Mutation("skewness: size", "diagnostics/_skewness.py", "abs(difference / expected) if", "abs(difference / (3 * expected)) if", "tests/diagnostics/test_skewness.py"),
     Mutation("mode: length of the first step", "infer/_mode.py", "scale = max(1.0, float", "scale = min(1.0, float", "tests/infer/test_sandwich.py::test_the_mode_is_found_where_the_potential_has_no_slope_far_from_it"),

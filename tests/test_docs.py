@@ -57,7 +57,7 @@ def run_commands(page: str) -> list[str]:
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     words = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert {program for program, *_ in words} <= {"sdeinfer", "python3"}
+    assert {program for program, *_ in words} <= {"sdeinfer", "python3", "PIP_BREAK_SYSTEM_PACKAGES=1"}
     commands = [arguments for program, *arguments in words if program == "sdeinfer"]
     for arguments in commands:
         result = CliRunner().invoke(app, arguments)

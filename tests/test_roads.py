@@ -120,6 +120,15 @@ def test_the_true_architecture_is_ranked_first_by_arviz(fitted, networks):
     assert_within((difference - abs(table.loc["attention", "elpd_diff"])) / table.loc["attention", "dse"])
 
 
+def test_parts_that_are_joined_are_checked_with_their_labels_repeated(networks):
+    both = xr.concat([networks.isel(network=slice(12)), networks.isel(network=slice(12, 24))], "network")
+    both = both.assign_coords(network=[*range(12), *range(12)])
+    post = si.fit(FULL_PATH, both, sampler=AtTheMode(chains=2, draws=100), predictions=2, key=jr.key(1))
+    assert si.check(post, both).to_frame().equals(si.check(post).to_frame())
+    with pytest.raises(si.InputError, match="network 0 differs"):
+        si.check(post, xr.concat([both.isel(network=slice(12, 24)), both.isel(network=slice(12))], "network"))
+
+
 @pytest.mark.one_case("full_path")
 @pytest.mark.parametrize("model", [FULL_PATH, si.models.thinned_path], ids=["full_path", "thinned_path"])
 def test_a_fit_is_in_double_precision_whatever_that_of_jax(model, networks):

@@ -1,7 +1,8 @@
 """The application: its help, how commands start, and how they end on unusable input."""
 
+import importlib.metadata
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -51,7 +52,7 @@ sdeinfer observe --gamma 0.3 --observe-every 4 --out sampled.nc""",
 # γ and c± where τ0 is known; writes posterior.nc, for `check` and `report`
 sdeinfer fit data.nc --architecture transformer --fix tau0=1""",
     "check": "# parameters and verdict of what `fit` wrote; writes nothing\nsdeinfer check posterior.nc",
-    "report": "# of what `fit` wrote; writes report/: report.html, …\nsdeinfer report posterior.nc --out report",
+    "report": "# of what `fit` wrote; writes report/: report.html, …\nsdeinfer report posterior.nc",
     "simulate": "# paths up to depth-time 0.25; writes paths.nc\nsdeinfer simulate --time 0.25 --gamma 0.3",
 }
 """Commands to copy, with comments that say what they do and what they write; tests parse them."""
@@ -136,6 +137,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> bool:  # noqa: FBT001
+    if wanted:
+        typer.echo(importlib.metadata.version("sdeinfer"))
+        raise typer.Exit
+    return wanted
+
+
 @app.callback(help=WELCOME, epilog="`sdeinfer COMMAND --help` has flags and examples.")
-def _sdeinfer() -> None:
+def _sdeinfer(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Hold the text above."""
+    del version

@@ -28,6 +28,15 @@ def audit_command(
     like: Annotated[
         str | None, typer.Option(help="another model to compare with role by role, given like MODEL")
     ] = None,
+    causal: Annotated[
+        bool | None, typer.Option(help="whether tokens are declared not to see later ones; default: not declared")
+    ] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="pre or post: norms declared before branches or after sums; default: neither")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="a kind of finding that is as declared, as zeros; repeatable")
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for audit.html and audit.json")] = None,
 ) -> int:
@@ -36,7 +45,8 @@ def audit_command(
     make, inputs = _given(model)
     other = None if like is None else _given(like)[0]
     phase("auditing")
-    found = si.audit(make, inputs, recipe=recipe, like=other, seed=seed)
+    declared = {"causal": causal, "norm": norm, "allow": allow or ()}
+    found = si.audit(make, inputs, recipe=recipe, like=other, **declared, seed=seed)
     if out is not None:
         phase("writing the page")
         with staged_folder(out) as folder:

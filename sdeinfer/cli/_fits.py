@@ -114,7 +114,7 @@ def check_command(posterior: Posterior) -> None:
 def report_command(
     posterior: Posterior,
     *,
-    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("calibration"),
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("report"),
 ) -> None:
     """Write the report of a fit: page, figures and summary."""
     post = _read(posterior)

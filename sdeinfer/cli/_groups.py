@@ -63,24 +63,25 @@ class Kind:
 
     architecture: Annotated[
         Literal["transformer", "attention", "feedforward", "mlp"] | None,
-        typer.Option(help="default: that of the data; without data, transformer"),
+        typer.Option(help="default: transformer, or that of the data"),
     ] = None
     heads: Annotated[
-        int | None, typer.Option(help="number of attention heads; default: that of the data; without data, 1", min=1)
+        int | None,
+        typer.Option(help="number of attention heads; default: 1, or that of the data", min=1),
     ] = None
     output_projection: Annotated[
-        bool | None, typer.Option(help="a Gaussian matrix after the heads; default: as in the data; without data, none")
+        bool | None,
+        typer.Option(help="a Gaussian matrix after the heads; default: none, or that of the data"),
     ] = None
     expansion: Annotated[float | None, typer.Option(help="hidden width of the feed-forward branch / n; default 1")] = (
         None
     )
-    causal: Annotated[bool | None, typer.Option(help="a causal mask; default: as in the data; without data, none")] = (
-        None
-    )
+    causal: Annotated[bool | None, typer.Option(help="a causal mask; default: none, or that of the data")] = None
     prompts: Annotated[
         int | None,
         typer.Option(
-            help="number of prompts of equal length in each network; default: as in the data; without data, 1", min=1
+            help="number of prompts of equal length in each network; default: 1, or that of the data",
+            min=1,
         ),
     ] = None
 

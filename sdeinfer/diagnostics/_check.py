@@ -90,10 +90,10 @@ def check(
         tuple(verdicts),
         skipped=(*own.skipped, *_skipped(tree)),
         identified=() if conditional else tuple(known),
-        conditional=f"only by the prior of {conditional[0]}: {', '.join(known)}" if conditional else "",
+        conditional=f"{', '.join(known)} by the prior of {conditional[0]}" if conditional else "",
         unidentified=tuple(unidentified),
         notes=(*own.notes, *of_rough(sampled), *(own.beyond[name].advice for name in conditional)),
-        assumed=tuple(own.assumed) if known else (),
+        assumed=own.assumed if known else {},
     )
 
 

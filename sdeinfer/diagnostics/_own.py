@@ -3,7 +3,7 @@
 Tests: `tests/diagnostics/test_check.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class OwnTests(NamedTuple):
     verdicts: list[Verdict]  # whether the data obey the law
     contractions: Mapping[str, Verdict]  # whether they identify a parameter; of use if they obey the law
     notes: Sequence[str]  # misfits that were seen and do not matter
-    assumed: Sequence[str] = ()  # what the parameters depend on and the data do not confirm
+    assumed: Mapping[str, str] = MappingProxyType({})  # what the data do not confirm, and what else would give
     beyond: Mapping[str, Verdict] = MappingProxyType({})  # whether a τ0 that they do not identify may leave the range
     last: Sequence[Verdict] = ()  # on predictions
     skipped: Sequence[str] = ()  # the tests that cannot be made, with reasons
@@ -62,7 +62,7 @@ def tests_of_branches(post: xr.DataTree, table: pd.DataFrame) -> OwnTests:
         ratio, error = table.loc[name, "mean"] / declared[own], table.loc[name, "sd"] / declared[own]
         if abs(ratio - 1) > 4 * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {declared[own]:.3g}")
-    assumed = tests.unconfirmed() if all(each.passed for each in verdicts) else []
+    assumed = dict.fromkeys(tests.unconfirmed() if all(each.passed for each in verdicts) else [], "")
     return OwnTests(verdicts, of_contractions(post, names), notes, assumed)
 
 
@@ -110,7 +110,11 @@ def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTe
     if posterior.kind is not None:
         require_groups(tree, "layers")
         sums = sums_of(posterior) if every_layer else None
-    verdicts, notes, assumed = _of_law(posterior, sums, sd)
+    contractions = {}
+    if has_prior(tree):
+        contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
+    known = {name for name in sd if name not in contractions or contractions[name].passed}
+    verdicts, notes, assumed = _of_law(posterior, sums, sd, known)
     of_spread, beyond = of_range(posterior)
     notes += _of_kept(tree.attrs)
     predicted = of_predictions(tree)
@@ -118,19 +122,16 @@ def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTe
     if every_layer:
         notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
         last = []
-    contractions = {}
-    if has_prior(tree):
-        contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
     skipped = _skipped(posterior, predicted=predicted is not None)
     return OwnTests(verdicts + of_spread, contractions, notes, assumed, beyond, last, skipped)
 
 
 def _of_law(
-    posterior: Posterior, sums: Sums | None, sd: Mapping[Any, float]
-) -> tuple[list[Verdict], list[str], list[str]]:
-    """Verdicts on priors, networks and layers, causes before consequences; notes; and sizes that are assumed."""
+    posterior: Posterior, sums: Sums | None, sd: Mapping[Any, float], known: Set[Any]
+) -> tuple[list[Verdict], list[str], dict[str, str]]:
+    """Verdicts on priors, networks and layers, causes before consequences; notes; and what is assumed."""
     if sums is None:
-        return [], [], []
+        return [], [], {}
     kind, misfits = posterior.known_kind, consequences_of(sums, posterior)
     verdicts = of_conflict(sums, posterior) + of_shared_noise(posterior)
     verdicts += of_large_misfits(misfits, kind)
@@ -139,8 +140,8 @@ def _of_law(
     by_states = of_shortcuts(posterior) + of_skewness(posterior)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
-        return [*verdicts, *by_states, *small], notes, []
-    verdict, more, assumed = _of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd)
+        return [*verdicts, *by_states, *small], notes, {}
+    verdict, more, assumed = of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd, known)
     return [*verdicts, verdict, *by_states, *small], notes + more, assumed
 
 
@@ -149,33 +150,49 @@ def _has_alternatives(posterior: Posterior) -> bool:
     return posterior.kind is not None and is_named(posterior.kind) and posterior.one_layer
 
 
-def _of_alternatives(
-    found: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float]
-) -> tuple[Verdict, list[str], list[str]]:
-    """The verdict on other architectures, notes, and the sizes that the data do not confirm."""
+def of_alternatives(
+    found: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float], known: Set[Any]
+) -> tuple[Verdict, list[str], dict[str, str]]:
+    """The verdict on other architectures, notes, and what the data do not confirm, with what another would give.
+
+    An architecture that fits as well matters if it moves, or lacks, one of the `known` parameters, which the data
+    identify; one that fits better if it moves any.
+    """
     own = next(each for each in found if each.architecture == kind)
-    best, advice, notes, assumed = 0.0, "", [], []
+    best, advice, notes, assumed = 0.0, "", [], {}
     own_mask = kind.sizes.get("pattern")
     for each in found:
+        lacks = [name for name in own.values if name in known and sd[name] > 0 and name not in each.values]
         shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
         moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
         # Another mask changes what later tokens do, also where the parameters are the same.
         other_mask = each.architecture.name == kind.name and each.architecture.sizes.get("pattern") != own_mask
         masked = each.evidence > EVIDENCE and other_mask
-        if each.evidence < -EVIDENCE or (max(moves.values(), default=0.0) <= MOVE and not masked):
+        far = {name for name, move in moves.items() if move > MOVE and (name in known or each.evidence > EVIDENCE)}
+        if each.evidence < -EVIDENCE or not (far or lacks or masked):
             continue
-        name = max(shared, key=lambda name: moves[name])
-        moved = f"mode of {name}: {each.values[name]:.3g} instead of {own.values[name]:.3g}"
+        moved = f"without {lacks[0]}" if lacks else ""
+        if not lacks:
+            name = max(far or shared, key=lambda name: moves[name])
+            moved = f"{name} {each.values[name]:.3g} in place of {own.values[name]:.3g}"
         what = f"{kind_in_words(each.architecture)} ({moved})"
         if each.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {what}")
-            assumed += different_sizes(kind, each.architecture)
+            assumed = _assumed(kind, each.architecture, moved) | assumed  # of the best alternative
         elif each.evidence > best:
             best = each.evidence
             remedy = f"check the network's code, or fit by architecture={call_of(each.architecture)}"
             advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
-    return verdict, notes, list(dict.fromkeys(assumed))
+    return verdict, notes, assumed
+
+
+def _assumed(kind: AbstractLayer, other: AbstractLayer, moved: str) -> dict[str, str]:
+    """What an architecture has in place of another, in words, and what the other would give."""
+    if kind.name != other.name:
+        return {kind_in_words(kind): f"{kind_in_words(other)}: {moved}"}
+    theirs = ", ".join(different_sizes(other, kind))
+    return {words: f"{theirs}: {moved}" for words in different_sizes(kind, other)}
 
 
 def different_sizes(kind: AbstractLayer, other: AbstractLayer) -> list[str]:

@@ -1,6 +1,7 @@
 """Result of a check: single verdicts and the overall verdict. Tests: `tests/diagnostics/test_check.py`."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import pandas as pd
@@ -77,7 +78,8 @@ class Check:
         identified: the identified parameters with their relative precision, such as "gamma ± 1 %".
         unidentified: parameters that the data do not identify.
         notes: misfits that were seen and do not matter, and alternatives that the data do not exclude.
-        assumed: sizes of the architecture on which the parameters depend and which the data do not confirm.
+        assumed: what the parameters depend on and the data do not confirm, such as "1 head", each with what the best
+            alternative would give, such as "4 heads: tau0 0.86 in place of 1.08".
         conditional: in the place of `identified`, the parameters that depend on the prior of one that the data do not
             identify.
     """
@@ -87,13 +89,20 @@ class Check:
     identified: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     conditional: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the posterior can be trusted."""
+        """Whether no test failed: the state is "good" or "conditional"."""
         return self.cause is None
+
+    @property
+    def state(self) -> Literal["good", "conditional", "do not trust"]:
+        """Whether the posterior holds; "conditional" if it does for sizes, or by a prior, that the data do not tell."""
+        if not self.passed:
+            return "do not trust"
+        return "conditional" if self.conditional or self.assumed else "good"
 
     @property
     def cause(self) -> Verdict | None:
@@ -105,18 +114,21 @@ class Check:
         """The overall verdict in one sentence."""
         if self.cause is not None:
             others = ", ".join(verdict.name for verdict in self._failed()[1:])
-            return f"do not trust yet: {self.cause.name}: {self.cause.advice}" + (
+            return f"{self.state} yet: {self.cause.name}: {self.cause.advice}" + (
                 f" (also: {others})" if others else ""
             )
-        parts = [f"trust {', '.join(self.identified)}"] if self.identified else []
-        parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
-        parts += [self.conditional] if self.conditional else []
+        claim = self.conditional or ", ".join(self.identified)
         if self.assumed:
-            parts.append(f"assumed, since these data do not identify: {', '.join(self.assumed)}")
+            assumed = [words + (f" ({other})" if other else "") for words, other in self.assumed.items()]
+            claim += f", if these are right, which the data do not tell: {', '.join(assumed)}"
+        elif claim and self.state == "good":
+            claim = f"trust {claim}"
+        parts = [claim] if claim else []
+        parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
         share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)
         if share < MOST:
             parts.append(f"only {100 * share:.2g}% of the transitions are in range and were fitted")
-        return ": ".join(["good", "; ".join(parts)]) if parts else "good"
+        return ": ".join([self.state, "; ".join(parts)]) if parts else self.state
 
     def by_question(self) -> list[tuple[str, State, list[Verdict]]]:
         """For each topic with verdicts: its question, the state of the answer, and the verdicts."""

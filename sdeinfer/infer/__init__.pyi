@@ -1,3 +1,4 @@
+from ._comparable import comparable as comparable
 from ._fit import fit as fit
 from ._fit import prepare as prepare
 from ._fit import transitions as transitions

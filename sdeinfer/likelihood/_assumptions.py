@@ -100,7 +100,13 @@ def checked_priors(prior: Mapping[str, Any] | None, kind: Any) -> tuple[tuple[st
             given |= dict(zip(sampled, rule.to_sampled(*numbers), strict=True))
     for name, value in given.items():
         if name not in coordinates.sampled:
-            raise InputError(f"prior: {kind.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}")
+            made = [
+                (names, sampled) for names, sampled, rule in coordinates.rules if rule is not None and name in names
+            ]
+            instead = f": give those of {' and '.join(made[0][1])}, which determine it" if made else ""
+            raise InputError(
+                f"prior: {kind.name} samples {', '.join(coordinates.sampled)}; got a prior of {name!r}{instead}"
+            )
         given[name] = _checked(name, value, coordinates.sampled[name])
     return tuple((name, Prior(given[name])) for name in sorted(given))
 

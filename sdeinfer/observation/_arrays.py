@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -29,6 +30,10 @@ class Shaped(Protocol):
 
 def as_array(values: Any, name: str) -> np.ndarray:
     """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows."""
+    if isinstance(values, str | Path):
+        raise InputError(f"{name}: an array is needed, got the path {str(values)!r}: read it first, as by numpy.load")
+    if isinstance(values, Mapping):
+        raise InputError(f"{name}: an array is needed, got a dict of {', '.join(map(str, values)) or 'nothing'}")
     values = _on_host(values, name)
     if isinstance(values, list | tuple) and any(isinstance(each, Shaped) for each in values):
         values = [as_array(each, name) for each in values]

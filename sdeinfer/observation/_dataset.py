@@ -67,7 +67,8 @@ def covariance_dataset(
         covariance = in_order(covariance, DIMS, "covariance")
     V = as_array(covariance, "covariance")
     if V.ndim != 4:
-        raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}")
+        one = ": of one network give covariance[None]" if V.ndim == 3 else ""
+        raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}{one}")
     if np.shape(width) not in ((), V.shape[:1]):
         raise InputError(f"width: one number, or one for each of {V.shape[0]} networks, is needed, got {shown(width)}")
     if layers is not None and np.shape(layers) != V.shape[1:2]:

@@ -166,7 +166,7 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
     if len(X.shape) not in (4, 5) or 0 in X.shape:
         raise InputError(
             "hidden_states: shape (networks, layers, tokens, width), or (networks, layers, prompts, tokens, width), "
-            f"is needed, got {tuple(X.shape)}"
+            f"is needed, got {tuple(X.shape)}{': of one network give hidden_states[None]' if len(X.shape) == 3 else ''}"
         )
     for layer in range(X.shape[1]):
         yield X[:, layer]

@@ -16,6 +16,7 @@ from arviz_stats.sampling_diagnostics import ess
 from matplotlib.axes import Axes
 from scipy.stats import norm
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics import innovation_tests, known_truth
 from sdeinfer.diagnostics._summary import HDI, draws_of, identified_of, parameters_of
@@ -24,6 +25,7 @@ from sdeinfer.parameters import SYMBOLS
 from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel, panels_of
 
 
+@checked
 def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known.
 
@@ -53,6 +55,7 @@ def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = No
     return panels
 
 
+@checked
 def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot fractional ranks of each chain's draws among all draws: flat lines if the chains mix.
 
@@ -79,6 +82,7 @@ def plot_ranks(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) 
     return panels
 
 
+@checked
 def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     """Plot the innovations in each direction, less their expectation, in standard errors.
 

@@ -7,6 +7,7 @@ import xarray as xr
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
+from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.criteria import GradientNorms
 from sdeinfer.plots._samples import plot_densities
@@ -37,6 +38,7 @@ def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
         return rho.quantile(_PROBABILITIES, dim=[dim for dim in rho.dims if dim != "layer"], skipna=True)
 
 
+@checked
 def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against SDE at posterior draws.
 
@@ -53,6 +55,7 @@ def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Ax
     return _plot_quantiles((t, predicted.values), (t, observed.values), population="correlations", axes=axes, **labels)
 
 
+@checked
 def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     """Plot the density of the correlations at the last layer, networks against SDE: Fig. 1 (right) and 3 (left).
 

@@ -98,9 +98,9 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
     Returns:
         `parameters`: mean, sd, hdi_low, hdi_high, rhat, ess_bulk and ess_tail of each, and truth if known;
         `divergences`, None if the sampler does not count them; `elapsed_s` if the fit was timed; `verdict` in words;
-        `trusted`, `unidentified`, `assumed` and `notes`, see `Check`; `checks`: every verdict; and `fixed`: coordinates
-        that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the fraction of transitions
-        left out.
+        `state`, `trusted`, `unidentified`, `assumed` and `notes`, see `Check`; `checks`: every verdict; and `fixed`:
+        coordinates that were fixed, and their values; `architecture`, `model`, `law` and `left_out`, the fraction of
+        transitions left out.
     """
     rows, statistics = summarise(post).to_dict(orient="index"), post.children["sample_stats"].to_dataset()
     return {
@@ -112,9 +112,10 @@ def summary(post: xr.DataTree, verdicts: Check) -> dict[str, object]:
         "divergences": int(statistics["diverging"].sum()) if "diverging" in statistics else None,
         "elapsed_s": post.attrs.get("elapsed_s"),
         "verdict": verdicts.verdict,
+        "state": verdicts.state,
         "trusted": verdicts.passed,
         "unidentified": list(verdicts.unidentified),
-        "assumed": list(verdicts.assumed),
+        "assumed": dict(verdicts.assumed),
         "notes": list(verdicts.notes),
         "checks": {
             verdict.name: {

@@ -1,5 +1,6 @@
 """The help of the command line, and its words for verdicts: nothing here is fitted or sampled."""
 
+import importlib.metadata
 import re
 import shlex
 import subprocess
@@ -22,6 +23,11 @@ def test_what_there_is_is_shown_where_no_command_is_given():
     assert re.findall(r"^  (\w+) ", listed, re.MULTILINE) == list(EXAMPLES)
     assert "..." not in listed
     assert max(map(len, shown.stdout.splitlines())) < 80
+
+
+def test_the_version_is_that_of_the_package():
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout.strip()) == (0, importlib.metadata.version("sdeinfer"))
 
 
 @pytest.mark.parametrize("name", ["", *EXAMPLES])

@@ -40,6 +40,15 @@ def test_a_correct_model_and_a_wrong_one(model, tmp_path):
     copied = run(f"{model}:copied")
     assert copied.exit_code == 1
     assert "are equal" in copied.output
+    assert run(f"{model}:copied", "--allow", "copies").exit_code == 0
+
+
+def test_what_is_declared_reaches_the_audit(model, monkeypatch):
+    given = {}
+    monkeypatch.setattr("sdeinfer.audit", lambda make, inputs, **declared: given.update(declared) or 1 / 0)
+    run(model, "--causal", "--norm", "pre", "--allow", "zeros", "--allow", "copies", "--seed", 3)
+    expected = {"causal": True, "norm": "pre", "allow": ["zeros", "copies"], "seed": 3}
+    assert {name: given[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(

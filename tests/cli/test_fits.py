@@ -1,5 +1,6 @@
 """The command line, in this process: exit codes, one-line errors, and what is left on disk."""
 
+import itertools
 import json
 import re
 
@@ -87,7 +88,8 @@ def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     assert files(folder / "out") == RESULTS
     assert files(folder) == [f"out/{name}" for name in RESULTS]
     assert re.search(r"^verdict: ", result.stdout, re.MULTILINE)
-    assert [text for text in re.findall(r"([^\r]*\S) …", result.stderr) if text in PHASES] == PHASES
+    phases = [text for text in re.findall(r"([^\r]*\S) …", result.stderr) if text in PHASES]
+    assert [text for text, _ in itertools.groupby(phases)] == PHASES  # a phase shows its share of a pass too
     assert result.stderr.endswith("\r")
     summary = json.loads((folder / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["parameters"]["tau0"]["truth"] == 1.0

@@ -11,11 +11,13 @@ from helpers.internals import (
     EXCLUDED,
     IN_RANGE,
     QUESTIONS,
+    Alternative,
     Posterior,
     at_least,
     at_most,
     excluded_layers,
     logit_scale,
+    of_alternatives,
     of_range,
     with_used,
 )
@@ -43,11 +45,12 @@ def test_what_the_data_do_not_tell_is_said_apart(checked):
     )
     converged = dataclasses.replace(checked, verdicts=tuple(v for v in checked.verdicts if v.topic != "converged"))
     assert converged.passed
-    assert converged.verdict.startswith("good: trust gamma ± ")
+    assert converged.state == "conditional"
+    assert converged.verdict.startswith("conditional: gamma ± ")
     weak = dataclasses.replace(converged, unidentified=("tau0", "c_gap"))
     assert "these data do not identify tau0, c_gap" in weak.verdict
     # So few networks do not identify the sizes of the layer either.
-    assert "assumed, since these data do not identify: " in converged.verdict
+    assert ", if these are right, which the data do not tell: " in converged.verdict
     assert any(note.startswith("these data do not exclude transformer, ") for note in checked.notes)
 
 
@@ -128,6 +131,50 @@ def test_the_verdict_says_when_few_transitions_were_fitted():
     assert overall(0.12) == "good: trust gamma ± 1 %; only 12% of the transitions are in range and were fitted"
     compared = at_most("calibrated", "layers out of range, sds", 1.0, 6.0, "")
     assert overall(0.04, compared).endswith("only 4% of the transitions are in range and were fitted")
+
+
+def test_a_verdict_is_good_or_conditional_or_does_not_trust():
+    failed = at_most("calibrated", "misfit of the layers", 1.0, 0.2, "check the variance of the weights")
+    known = ("gamma ± 1 %", "tau0 ± 5 %")
+    assumed = {"1 head": "4 heads: tau0 0.86 in place of 1.08", "mlp.gain": ""}
+    checks = {
+        "good: trust gamma ± 1 %, tau0 ± 5 %": Check((), identified=known),
+        "conditional: gamma ± 1 %, tau0 ± 5 %, if these are right, which the data do not tell: 1 head (4 heads: tau0 "
+        "0.86 in place of 1.08), mlp.gain": Check((), identified=known, assumed=assumed),
+        "conditional: gamma ± 6 % by the prior of tau0; these data do not identify tau0": Check(
+            (), unidentified=("tau0",), conditional="gamma ± 6 % by the prior of tau0"
+        ),
+        "do not trust yet: misfit of the layers: check the variance of the weights": Check(
+            (failed,), identified=known, assumed=assumed
+        ),
+        "good": Check(()),
+    }
+    for verdict, check in checks.items():
+        assert check.verdict == verdict
+        assert verdict.startswith(check.state)
+        assert check.passed == (check.state != "do not trust")
+
+
+def test_what_is_assumed_is_named_against_the_fit():
+    """The best alternative of each size; an architecture without γ where γ is known; none that moves nothing known."""
+    kind = template("attention")
+    values = {"gamma": 0.5, "tau0": 1.08}
+    found = [
+        Alternative(kind, 0.0, values),
+        Alternative(template("attention", heads=2), -0.5, {"gamma": 0.5, "tau0": 0.91}),
+        Alternative(template("attention", heads=4), -1.0, {"gamma": 0.5, "tau0": 0.86}),
+        Alternative(template("mlp"), -2.0, {"c_gap": 1.0}),
+        Alternative(template("attention", output_projection=True), -9.0, {"gamma": 0.4, "tau0": 1.0}),
+    ]
+    sd = {"gamma": 0.01, "tau0": 0.05}
+    verdict, notes, assumed = of_alternatives(found, kind, sd, {"gamma", "tau0"})
+    assert verdict.passed
+    assert assumed == {"1 head": "2 heads: tau0 0.91 in place of 1.08", "attention": "mlp: without gamma"}
+    assert notes[1] == "these data do not exclude attention, 4 heads (tau0 0.86 in place of 1.08)"
+    assert of_alternatives(found, kind, sd, {"gamma"})[2] == {"attention": "mlp: without gamma"}
+    assert of_alternatives(found, kind, sd, set())[2] == {}
+    better = [Alternative(template("attention", heads=4), 9.0, {"gamma": 0.5, "tau0": 0.86}), *found[:1]]
+    assert "fits better" in of_alternatives(better, kind, sd, {"gamma"})[0].advice
 
 
 def test_a_check_prints_its_verdict_and_its_notes():

@@ -50,13 +50,13 @@ from sdeinfer.covariance._matrix import (
 )
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
-from sdeinfer.diagnostics._alternatives import _minimum, log_ratios, neighbours
+from sdeinfer.diagnostics._alternatives import Alternative, _minimum, log_ratios, neighbours
 from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import of_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, sums_of, weights
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
-from sdeinfer.diagnostics._own import different_sizes
+from sdeinfer.diagnostics._own import different_sizes, of_alternatives
 from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
 from sdeinfer.diagnostics._predictive import last_layer, of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range

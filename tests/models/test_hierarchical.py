@@ -14,9 +14,11 @@ from helpers.internals import (
     Assumptions,
     densities_at,
     groups_of,
+    layer_at,
     log_likelihoods,
     observed_path,
     path_layout,
+    posterior_mode,
     problem_of,
 )
 from numpyro.infer import Predictive
@@ -139,6 +141,17 @@ def test_estimates_change_no_prior(law):
     assert_distribution(drawn["c_mean"], norm(scale=np.sqrt(2)).cdf)
 
 
+def test_estimates_are_the_modes_of_groups_alone():
+    data, options = without_attention(), {"architecture": template("feedforward", expansion=4), "law": "limit"}
+    groups, estimates = groups_of(data), si.prepare(MODEL, data, **options).estimates
+    for number in range(len(groups.labels)):
+        own = data.isel(network=groups.members(number))
+        alone = si.prepare(si.models.full_path, own, **options).pooled()
+        layer = layer_at(si.models.full_path, alone, posterior_mode(si.models.full_path, alone))
+        np.testing.assert_allclose(estimates.centre[number], layer.u, atol=1e-3)
+        np.testing.assert_allclose(estimates.precision[number], np.maximum(layer.sd**-2.0 - 4, 0), rtol=1e-2)
+
+
 @pytest.mark.slow
 def test_different_groups_are_recovered_and_alike_ones_shrink():
     spreads = []
@@ -149,7 +162,7 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
         assert_within((u.mean(axis=(0, 1)) - logit(truth)) / u.std(axis=(0, 1)), "logit gamma of groups")
         spreads.append(draws["gamma_sd"].values)
     different, alike = spreads
-    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0])
+    alone = 1 / np.sqrt(si.prepare(MODEL, data).estimates.precision[:, 0] + 4.0)
     print(f"sd between groups: {different.mean():.2f} for {logit(truth).std():.2f}, {alike.mean():.3f} for 0")
     print(f"sd of a group's logit gamma: {alone.mean():.3f} alone, {u.std(axis=(0, 1)).mean():.3f} with the others")
     assert np.quantile(different, 0.01) > np.quantile(alike, 0.99)

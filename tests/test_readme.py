@@ -20,7 +20,7 @@ def test_the_example_runs(capsys):
     exec(compile(EXAMPLE, "README.md", "exec"), names)
     assert names["paths"].shape == (512, 2, 4, 4)
     assert not difference(SCRIPT, capsys.readouterr().out)
-    assert SCRIPT.output.startswith("good: trust gamma ± ")
+    assert SCRIPT.output.startswith("conditional: gamma ± ")
 
 
 @pytest.mark.docs

@@ -1,7 +1,7 @@
 """The skewness of layers against that of exact ones at the fit.
 
 Orthogonal weights have the means and, at another γ, the variances of independent ones, but another third cumulant
-(`docs/theory/finite_width.md`). Tests: `tests/diagnostics/test_skewness.py`.
+(`docs/theory/finite_width.md`, orthogonal weights). Tests: `tests/diagnostics/test_skewness.py`.
 """
 
 import jax.random as jr
@@ -40,6 +40,8 @@ def of_skewness(posterior: Posterior) -> list[Verdict]:
         difference += float((third_moments(chosen, law) - drawn.mean(axis=1)).sum())
         variance += float((1 + 1 / times) * drawn.var(axis=1, ddof=1).sum())
         expected += float(drawn.mean(axis=1).sum())
+    if not variance > 0:
+        return []
     z = difference / np.sqrt(variance)
     size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < LEVEL else 0.0
     advice = (
@@ -51,7 +53,7 @@ def of_skewness(posterior: Posterior) -> list[Verdict]:
 
 
 def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
-    """Tr Z³ − 3 (m + 1) tr Z of the innovations Z of each transition, of unit variance off the diagonal.
+    """The trace of Z³ − 3 (m + 1) Z, with the innovations Z of each transition, of unit variance off the diagonal.
 
     The second term makes it orthogonal to the scores of the parameters, to first order.
     """

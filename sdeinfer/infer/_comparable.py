@@ -33,11 +33,9 @@ def comparable(posteriors: Mapping[str, xr.DataTree]) -> dict[str, Any]:
 
     found, first, fitted = {}, "", None
     for name, post in posteriors.items():
-        missing = [
-            group for group in ("log_likelihood", "observed_data", "constant_data") if group not in post.children
-        ]
-        if missing:
-            raise InputError(f"posteriors: {name} has no group {missing[0]}")
+        for group in ("log_likelihood", "observed_data", "constant_data"):
+            if group not in post.children:
+                raise InputError(f"posteriors: {name} has no group {group}")
         data = xr.merge([post[group].to_dataset() for group in ("observed_data", "constant_data")])
         if fitted is None:
             first, fitted = name, data

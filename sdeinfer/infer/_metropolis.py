@@ -29,6 +29,7 @@ from sdeinfer.infer._mode import DIFFERENCE, Mode, found_from
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
+from sdeinfer.likelihood._path import in_default_types
 
 FREEDOM = 6.0
 """Degrees of freedom of the t distribution of the independence moves."""
@@ -261,7 +262,17 @@ def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
 def latent_mode(
     model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
 ) -> Mode:
-    """The mode given the chosen bridges (a mask), whose likelihoods are averaged over draws of the innovations."""
+    """The mode given the chosen bridges (a mask), whose likelihoods are averaged over draws of the innovations.
+
+    It is found in double precision whatever JAX's default.
+    """
+    with jax.enable_x64(True):  # noqa: FBT003
+        return _latent_mode(model, in_default_types(prepared), chosen, start, key)
+
+
+def _latent_mode(
+    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, start: Mode | None, key: PRNGKeyArray
+) -> Mode:
     # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
     keys = jr.split(key, 8)
     latent = draw_latent(model, prepared, key)

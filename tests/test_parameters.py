@@ -1,6 +1,7 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -115,3 +116,11 @@ def test_a_traced_parameter_inside_a_stack_is_checked_too():
 
     with pytest.raises(eqx.EquinoxRuntimeError, match=r"attention.tau0.*out of range"):
         coefficient(jnp.array(-1.0)).block_until_ready()
+
+
+def test_a_layer_prints_its_values_and_its_sizes():
+    layer = si.ShapedAttention(gamma=0.5, tau0=np.float64(1.25), heads=4)
+    assert str(layer) == "ShapedAttention(gamma=0.5, tau0=1.25, heads=4)"
+    assert str(si.Stack([layer])) == "Stack(attention.gamma=0.5, attention.tau0=1.25)"
+    traced = jax.eval_shape(lambda gamma: {str(si.ShapedAttention(gamma, 1.0)): gamma}, 0.5)
+    assert list(traced) == ["ShapedAttention(gamma=traced, tau0=traced)"]

@@ -156,6 +156,13 @@ class AbstractLayer(eqx.Module):
         """A copy of the layer with the parameters at real coordinates, see `Coordinates.constrained`."""
         return self.with_parameters(self.coordinates.constrained(u))
 
+    def __str__(self) -> str:
+        """The parameters with their values, and the sizes that are not the default."""
+        values = {name: value_text(value) for name, value in self.parameters().items()}
+        fields = sizes_of(self)
+        sizes = {name: value for name, value in self.sizes.items() if value != fields[name].default}
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in (values | sizes).items())})"
+
     def _repr_html_(self) -> str:
         values = {name: value_text(value) for name, value in self.parameters().items()}
         return parameter_cell(type(self).__name__, self, self.declared(), values)

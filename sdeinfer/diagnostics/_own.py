@@ -184,7 +184,8 @@ def of_alternatives(
             remedy = f"check the network's code, or fit by architecture={call_of(each.architecture)}"
             advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
-    return verdict, notes, assumed
+    in_order = (kind_in_words(kind), *sizes_in_words(kind).values())
+    return verdict, notes, {words: assumed[words] for words in in_order if words in assumed}
 
 
 def _assumed(kind: AbstractLayer, other: AbstractLayer, moved: str) -> dict[str, str]:

@@ -8,6 +8,9 @@ import re
 from dataclasses import dataclass
 
 ELEMENT = re.compile(r"^```(.*)\n((?:.*\n)*?)```$|((?:^>.*(?:\n|\Z))+)", re.MULTILINE)
+ALTERNATIVE = re.compile(r" \([^()]* in place of [^()]*\)")
+"""What another size would give: which moves a parameter most, and which parameter, may change with its error."""
+
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?!\w)")
 
 
@@ -41,4 +44,4 @@ def difference(script: Script, printed: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    return NUMBER.sub(" # ", text).split()
+    return NUMBER.sub(" # ", ALTERNATIVE.sub("", text)).split()

@@ -13,7 +13,7 @@ from sdeinfer.covariance._factors import whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics._innovations import clipped, laws_of
 from sdeinfer.diagnostics._posterior import Posterior
-from sdeinfer.diagnostics._thresholds import LEVEL, SKEWNESS
+from sdeinfer.diagnostics._thresholds import SKEWNESS, SKEWNESS_LEVEL
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.infer import innovations
 from sdeinfer.infer._innovations import LawAt
@@ -43,7 +43,7 @@ def of_skewness(posterior: Posterior) -> list[Verdict]:
     if not variance > 0:
         return []
     z = difference / np.sqrt(variance)
-    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < LEVEL else 0.0
+    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < SKEWNESS_LEVEL else 0.0
     advice = (
         f"the skewness of layers is {1 + difference / expected:.2g} times that of independent weights ({abs(z):.2g} "
         "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "

@@ -24,9 +24,10 @@ NOISE, FEWEST_OF_A_LAYER = 1.5, 16
 """Largest acceptable ratio of the noise of one layer to that of all, or its inverse: a state that is missing makes it
 about 2. And the number of transitions below which a layer is not tested."""
 
-SKEWNESS = 0.2
-"""Largest acceptable relative distance of the skewness of layers from that of exact ones: orthogonal weights have .57
-of that of a diagonal increment in a Transformer at small γ, and none in attention."""
+SKEWNESS, SKEWNESS_LEVEL = 0.2, 1e-3
+"""Largest acceptable relative distance of the skewness of layers from that of exact ones, and the false-alarm
+probability of its test: orthogonal weights have .57 of the skewness of a diagonal increment in a Transformer at small
+γ, and none in attention, while .01 would fail as many right fits as all other tests together."""
 
 SCATTER_RATIO = 1.5
 """Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""

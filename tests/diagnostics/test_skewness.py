@@ -33,7 +33,7 @@ def attention(X: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
 def posterior_of(kind: str) -> Posterior:
     """Of covariances alone."""
     rng, networks = np.random.default_rng(0), []
-    for _ in range(24):
+    for _ in range(60):
         states = [np.sqrt(WIDTH) * np.linalg.qr(rng.normal(size=(WIDTH, TOKENS)))[0].T]
         for _ in range(12):
             states.append(attention(states[-1], kind, rng))

@@ -42,7 +42,7 @@ REFUSED = [
     (lambda: si.NUTS(draws=1.5), "draws: a whole number of at least 1 is needed, got 1.5"),
     (lambda: tune(width="64", depth=8, key=KEY), "width: a whole number is needed, got '64'"),
     (lambda: si.transfer("tuned", widths=[8], depths=[2], key=KEY), "tuned: the result of si.tune is needed"),
-    (lambda: si.observe_outputs("x", V0, width=8, depth=2), "outputs: an array is needed, got the path"),
+    (lambda: si.observe_outputs("x", V0, width=8, depth=2), "outputs: an array is needed, got the path .x.: read"),
     (lambda: si.take("data.nc"), "data: a Dataset"),
     (lambda: si.read(5), "path: a name or a path is needed, got 5"),
     (lambda: si.equicorrelated(tokens="3", correlation=0.0), "tokens: a whole number is needed, got '3'"),

@@ -137,12 +137,12 @@ def _of_law(
     verdicts += of_large_misfits(misfits, kind)
     data = posterior.data
     verdicts += of_unlike_layers(sums.noise, data.sizes["token_a"], data["layer"].values)
-    by_states = of_shortcuts(posterior) + of_skewness(posterior)
+    of_weights = of_shortcuts(posterior) + of_skewness(posterior)
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
-        return [*verdicts, *by_states, *small], notes, {}
+        return [*verdicts, *of_weights, *small], notes, {}
     verdict, more, assumed = of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd, known)
-    return [*verdicts, verdict, *by_states, *small], notes + more, assumed
+    return [*verdicts, verdict, *of_weights, *small], notes + more, assumed
 
 
 def _has_alternatives(posterior: Posterior) -> bool:
@@ -189,7 +189,7 @@ def of_alternatives(
 
 
 def _assumed(kind: AbstractLayer, other: AbstractLayer, moved: str) -> dict[str, str]:
-    """What an architecture has in place of another, in words, and what the other would give."""
+    """The sizes, or the kind, that an architecture has in place of another's, each with what the other would give."""
     if kind.name != other.name:
         return {kind_in_words(kind): f"{kind_in_words(other)}: {moved}"}
     theirs = ", ".join(different_sizes(other, kind))

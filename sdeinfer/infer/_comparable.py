@@ -14,7 +14,7 @@ from sdeinfer.likelihood._transitions import used_of
 
 @checked
 def comparable(posteriors: Mapping[str, xr.DataTree]) -> dict[str, Any]:
-    """What `az.compare` takes: each fit's log density of a network that is left out (PSIS-LOO).
+    """Log densities of networks that are left out of each fit (PSIS-LOO), for `az.compare`.
 
     A fit selects the transitions in the range of its law. The densities of two fits are of the same data only if both
     used the same transitions of the same networks. Draws are weighed by the likelihood that was sampled, and densities

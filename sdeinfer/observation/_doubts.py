@@ -138,6 +138,5 @@ def require_different(marks: UInt64[np.ndarray, " networks"], labels: np.ndarray
 
 def labels_of(data: xr.Dataset) -> np.ndarray:
     """Labels of the networks: their coordinate, or their numbers, also where parts that are joined repeat labels."""
-    numbers = np.arange(data.sizes["network"])
-    labels = data["network"].values if "network" in data.coords else numbers
-    return labels if len(np.unique(labels)) == len(labels) else numbers
+    index = data.indexes.get("network")
+    return np.arange(data.sizes["network"]) if index is None or not index.is_unique else data["network"].values

@@ -31,7 +31,7 @@ def attention(X: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def posterior_of(kind: str) -> Posterior:
-    """Of covariances alone."""
+    """A fit to covariances, without hidden states."""
     rng, networks = np.random.default_rng(0), []
     for _ in range(60):
         states = [np.sqrt(WIDTH) * np.linalg.qr(rng.normal(size=(WIDTH, TOKENS)))[0].T]
@@ -97,7 +97,7 @@ def test_it_is_uncorrelated_with_the_growth_of_a_layer():
 
 
 def test_it_does_not_depend_on_the_coordinates_of_a_mask():
-    """Exact layers of a causal mask have their own skewness."""
+    """In those of a causal mask and in those without one, for weak attention, it is nearly the same."""
     path, layer = path_of(np.asarray(si.equicorrelated(tokens=3, correlation=0.3)), si.CAUSAL, 500)
     one = third_moments(path, law_of(layer))
     other = si.ShapedAttention(gamma=0.5, tau0=1e3)  # nearly the same noise without a mask

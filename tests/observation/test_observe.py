@@ -58,8 +58,9 @@ def test_every_form_gives_one_dataset(X, form):
 @pytest.mark.parametrize("through", [np.asarray, jnp.asarray, lambda X: OnlyDLPack(jnp.asarray(X))])
 def test_every_type_is_accumulated_in_double_precision(X, dtype, through):
     rounded = (2 * X).astype(dtype)
-    exact = rounded.astype(np.float64)
-    np.testing.assert_allclose(si.observe(through(rounded))["covariance"], exact @ exact.mT / 8, rtol=1e-14, atol=1e-14)
+    exact, found = rounded.astype(np.float64), si.observe(through(rounded))["covariance"]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, exact @ exact.mT / 8, rtol=1e-14, atol=1e-14)
 
 
 def test_an_observer_takes_one_layer_at_a_time(X):

@@ -140,14 +140,12 @@ def log_ratios(
     """
     every = slice(None)
     starts, width = path.starts(every), path.width[path.network]
-    number, first = np.arange(len(path)), np.zeros(len(path), int)
     ratios = np.zeros((replicates, len(kinds)))
     for replicate, key in enumerate(jr.split(jr.key(0), replicates)):
         ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
         if ends is None:
             return ratios[0], ratios[0]
-        drawn = Path(np.stack([starts, ends], axis=1), width, number, first, gap=np.ones(1, int), pattern=path.pattern)
-        statistics = _statistics(drawn, kinds)
+        statistics = _statistics(path.between(starts, ends, width), kinds)
         densities = [_densities(kind, u[None], law, statistics[kind])[0] for kind, u in zip(kinds, modes, strict=True)]
         ratios[replicate] = np.array(densities) - densities[0]
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)

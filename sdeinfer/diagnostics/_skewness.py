@@ -36,7 +36,7 @@ def of_skewness(posterior: Posterior) -> list[Verdict]:
         ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
         if ends is None:
             return []
-        drawn = third_moments(_steps(starts, ends, widths, chosen), law).reshape(-1, times)
+        drawn = third_moments(chosen.between(starts, ends, widths), law).reshape(-1, times)
         difference += float((third_moments(chosen, law) - drawn.mean(axis=1)).sum())
         variance += float((1 + 1 / times) * drawn.var(axis=1, ddof=1).sum())
         expected += float(drawn.mean(axis=1).sum())
@@ -65,11 +65,3 @@ def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
         moments = Z @ Z @ Z - 3 * (path.tokens + 1) * Z
         found[here.transitions] = np.trace(moments, axis1=-2, axis2=-1)
     return found
-
-
-def _steps(
-    starts: Float[np.ndarray, "some m m"], ends: Float[np.ndarray, "some m m"], widths: np.ndarray, like: Path
-) -> Path:
-    """Transitions from given starts to given ends."""
-    number, gap = np.arange(len(starts)), np.ones(1, int)
-    return Path(np.stack([starts, ends], axis=1), widths, number, 0 * number, gap, like.pattern, like.others)

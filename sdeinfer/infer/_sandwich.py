@@ -154,11 +154,8 @@ def _scores_of_ends(
 ) -> Float[np.ndarray, "draws k"]:
     """Scores of layers from the starts of chosen transitions to given ends; each start is prepared once."""
     distinct, place = np.unique(chosen, return_inverse=True)
-    widths, number = path.width[path.network[distinct]], np.arange(len(distinct))
-    both = np.stack([starts[distinct]] * 2, axis=1)
-    stays = Path(
-        both, widths, number, np.zeros_like(number), gap=np.ones(1, int), pattern=path.pattern, others=path.others
-    )
+    widths = path.width[path.network[distinct]]
+    stays = path.between(starts[distinct], starts[distinct], widths)
     order, scores = np.argsort(place, kind="stable"), np.empty((len(chosen), len(law.u)))
     for here in innovations(stays, law):
         block = here.transitions

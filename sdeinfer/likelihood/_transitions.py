@@ -112,6 +112,14 @@ class Path:
         indices = np.sort(indices)
         return dataclasses.replace(self, network=self.network[indices], layer=self.layer[indices])
 
+    def between(
+        self, starts: Float[np.ndarray, "some m m"], ends: Float[np.ndarray, "some m m"], width: np.ndarray
+    ) -> "Path":
+        """Transitions from given starts to given ends, each of a network of its own, as those of this path."""
+        number = np.arange(len(starts))
+        V, gap = np.stack([starts, ends], axis=1), np.ones(1, int)
+        return Path(V, width, number, 0 * number, gap=gap, pattern=self.pattern, others=self.others)
+
     def require_densities(self, chosen: np.ndarray | None = None, *, ends: bool = False) -> None:
         """Check that transitions have densities."""
         path = self if chosen is None else self.take(chosen)

@@ -38,7 +38,7 @@ def check(
       others (`left_out_transforms`).
     - architecture: other architectures and sizes by their evidence, see `alternatives`.
     - agrees with the theory: what the law omits, by its consequences; the range of the law; with latent layers, also
-      networks after the last layer against the SDE.
+      networks after the last layer against predictions.
     - converged: R-hat, effective sample sizes, divergences and BFMI.
     - identified: the contraction of each posterior from its prior, or the contraction expected from the Fisher
       information if that is less; see `identification`. Left out if the layers do not obey the law.

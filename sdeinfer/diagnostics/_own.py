@@ -233,9 +233,9 @@ def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
         skipped.append("other architectures and sizes: only for si.models.full_path with a named architecture")
     if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
         without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
-        skipped.append(f"networks left out and distance from the SDE: there are no {without}")
+        skipped.append(f"networks left out and distance from predictions: there are no {without}")
     elif not predicted:
         skipped.append(
-            "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
+            "networks left out and distance from predictions: no draw that is left has predictions; select by sel"
         )
     return tuple(skipped)

@@ -139,6 +139,9 @@ def fitted_data(post: xr.DataTree, data: xr.Dataset | None = None) -> xr.Dataset
     """
     require_groups(post, "observed_data", "constant_data")
     known, constant = (post.children[group].to_dataset() for group in ("observed_data", "constant_data"))
+    if "covariance" in known.coords:
+        known = known.reset_coords("covariance")
+    known = known[["covariance"]]
     if USED in constant:
         known = known.assign({USED: constant[USED]})
     known = validate(known.assign_coords(width=("network", constant["width"].values)))

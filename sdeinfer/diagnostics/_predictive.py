@@ -1,4 +1,4 @@
-"""Comparison of networks with predictions of the SDE: leave-one-out, and all together."""
+"""Comparison of networks with their predictions: leave-one-out, and all together."""
 
 import contextlib
 import math
@@ -14,7 +14,10 @@ from scipy.stats import kstest, wasserstein_distance
 from sdeinfer.diagnostics._posterior import require_groups
 from sdeinfer.diagnostics._thresholds import FLOORS, LEVEL
 from sdeinfer.diagnostics._verdict import Verdict, at_least, at_most
+from sdeinfer.infer._predictive import last_layer
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
+
+DISTANCE = "distance from predictions, floors"
 
 
 def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
@@ -26,50 +29,36 @@ def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
     _, predicted = _compared(post)
     if not np.isfinite(predicted["largest log-eigenvalue"]).any():
         advice = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
-        return [at_most("agrees with the theory", "distance from the SDE, floors", np.inf, FLOORS, advice)]
+        return [at_most("agrees with the theory", DISTANCE, np.inf, FLOORS, advice)]
+    law = in_words(post)
     verdicts = []
     if post["observed_data"].sizes["network"] >= 8:
         transforms = left_out_transforms(post).items()
         p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms})
-        advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than the SDE predicts"
+        advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than {law} predict"
         p = min(1.0, p_values.min() * len(p_values))
         verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
     distances = distance_from_theory(post)
     ratio = (distances["wasserstein"] / distances["floor"]).fillna(0.0)  # 0/0 where all are equal
     far = distances.loc[ratio.idxmax()]
     advice = (
-        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from the SDE, where samples of one law "
+        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from {law}, where samples of one law "
         f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
-    return [*verdicts, at_most("agrees with the theory", "distance from the SDE, floors", ratio.max(), FLOORS, advice)]
+    return [*verdicts, at_most("agrees with the theory", DISTANCE, ratio.max(), FLOORS, advice)]
 
 
-def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
-    """Mean correlation, smallest and largest log-eigenvalue of V after the last layer; +∞ if exploded.
-
-    The smallest log-eigenvalue of a singular V, such as the sample covariance of fewer outputs than tokens, is −∞.
-    """
-    V = covariance.isel(layer=-1).transpose(..., "token_a", "token_b").values
-    exploded = ~np.isfinite(V).all(axis=(-2, -1))
-    V = np.where(exploded[..., None, None], np.eye(V.shape[-1]), V)
-    values = np.linalg.eigvalsh(V)
-    rounding = np.finfo(V.dtype).eps * V.shape[-1] * values[..., -1]
-    values[..., 0] = np.where(values[..., 0] > rounding, values[..., 0], 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = {"largest log-eigenvalue": np.log(values[..., -1])}
-        if V.shape[-1] > 1:
-            norm = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1))
-            rows, columns = np.triu_indices(V.shape[-1], k=1)
-            rho = V[..., rows, columns] / (norm[..., rows] * norm[..., columns])
-            found |= {"smallest log-eigenvalue": np.log(values[..., 0]), "mean correlation": rho.mean(axis=-1)}
-    return {name: np.where(exploded, np.inf, x) for name, x in found.items()}
+def in_words(post: xr.DataTree) -> str:
+    """What the observed networks are compared with."""
+    limit = post["posterior_predictive"].attrs.get("law", "limit") == "limit"
+    return "paths of the SDE" if limit else "networks of the fit"
 
 
 def at_last_layer(post: xr.DataTree) -> xr.DataTree:
-    """Replace the covariances of a posterior by the scalar quantities of `last_layer`, for ArviZ.
+    """A posterior without covariances, at the draws that have predictions, for `plot_loo_pit` and the like.
 
-    `plot_ppc_pit`, `plot_loo_pit`, `loo_pit` and `loo_expectations` compare one number per network with its
-    predictions, at the same draws in all groups.
+    `plot_loo_pit`, `loo_pit` and `loo_expectations` need the predictions and the log likelihood of each number of a
+    network at the same draws. `plot_ppc_pit`, `plot_ppc_dist` and `plot_ppc_tstat` take the posterior as it is.
 
     Arguments:
         post: the result of `fit`.
@@ -83,12 +72,7 @@ def at_last_layer(post: xr.DataTree) -> xr.DataTree:
     thinned = post.sel(draw=post["posterior_predictive"]["draw"].values)
     groups: dict[str, xr.Dataset] = {name: group.to_dataset() for name, group in thinned.children.items()}
     for name in ("observed_data", "prior_predictive", "posterior_predictive"):
-        covariance = groups[name]["covariance"]
-        dims = [dim for dim in covariance.dims if dim not in ("layer", "token_a", "token_b")]
-        coords = {dim: covariance.coords[dim] for dim in dims}
-        scalars = last_layer(covariance).items()
-        found = {label.replace(" ", "_").replace("-", "_"): (dims, values) for label, values in scalars}
-        groups[name] = xr.Dataset(found, coords=coords)
+        groups[name] = groups[name].drop_vars("covariance").drop_dims(["layer", "token_a", "token_b"], errors="ignore")
     of_network = groups["log_likelihood"]["covariance"]
     groups["log_likelihood"] = xr.Dataset(dict.fromkeys(groups["observed_data"].data_vars, of_network))
     tree = xr.DataTree.from_dict(groups)
@@ -116,7 +100,7 @@ def left_out_transforms(post: xr.DataTree) -> pd.DataFrame:
 
 
 def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
-    """Wasserstein distances of networks from the SDE at posterior draws, in the SDE's standard deviations.
+    """Wasserstein distances of networks from predictions at posterior draws, in the predictions' standard deviations.
 
     Returns:
         One row per quantity of `last_layer` that is finite in every network, with columns `wasserstein`, +∞ if every

@@ -67,7 +67,7 @@ CONTRACTION = 0.5
 """Smallest acceptable contraction from prior to posterior variance."""
 
 FLOORS = 3.0
-"""Largest acceptable distance from the SDE, in units of its floor; samples of one law are at 1 ± 0.5."""
+"""Largest acceptable distance from predictions, in units of its floor; samples of one law are at 1 ± 0.5."""
 
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""

@@ -86,9 +86,10 @@ def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: Abstra
     return with_pattern(data, kind.pattern)
 
 
-def require_settings(law: str, **counts: int) -> None:
-    if law not in (laws := get_args(Law)):
-        raise InputError(f"law: must be one of {', '.join(laws)}, got {law!r}")
+def require_settings(law: str, *, predictive: str = "limit", **counts: int) -> None:
+    for name, value in {"law": law, "predictive": predictive}.items():
+        if value not in (laws := get_args(Law)):
+            raise InputError(f"{name}: must be one of {', '.join(laws)}, got {value!r}")
     at_least_one(**counts)
 
 

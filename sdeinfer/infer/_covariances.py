@@ -17,10 +17,10 @@ from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_likelihoods
 from sdeinfer.infer._measures import Measure, attention_bend, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
-from sdeinfer.infer._predictive import labelled, predict
+from sdeinfer.infer._predictive import affordable_draws, labelled, predict, with_numbers
 from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Layers, Prepared, Sites, labels_by_trace, stamp
 from sdeinfer.infer._range import range_to_fit
-from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
+from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, Law
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import limit_on_host
 from sdeinfer.layers._templates import SIZES, attributes_of_layer
@@ -69,15 +69,26 @@ class AbstractCovariances(AbstractProblem):
         del each
         return layers
 
+    def affordable_draws(self, prepared: Prepared) -> int:
+        return affordable_draws(prepared.kept)
+
     def predict(
-        self, prepared: Prepared, samples: Sites, layers: Layers, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
+        self,
+        prepared: Prepared,
+        samples: Sites,
+        layers: Layers,
+        draws: Int[np.ndarray, " some"],
+        *,
+        law: Law,
+        key: PRNGKeyArray,
     ) -> xr.Dataset | None:
         del samples
         if self.kind is None or layers is None:
             return None
-        chosen = self.of_networks(prepared.each, layers)[:, at]
-        found = predict(chosen.reshape(-1, *chosen.shape[2:]), prepared.kept, architecture=self.kind, key=key)
-        return labelled(found, len(chosen), at)
+        chosen = self.of_networks(prepared.each, layers)[:, draws]
+        points = chosen.reshape(-1, *chosen.shape[2:])
+        found = predict(points, prepared.kept, architecture=self.kind, law=law, key=key)
+        return with_numbers(labelled(found, len(chosen), draws))
 
     def labels(self, prepared: Prepared) -> Labels:
         return labels_by_trace(self.model, prepared.each, {NETWORK: prepared.kept[NETWORK].values})
@@ -128,7 +139,7 @@ class AbstractCovariances(AbstractProblem):
 def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
     """The groups observed_data and constant_data, with the transitions that were used."""
     return {
-        "observed_data": data[["covariance"]].drop_vars("width"),
+        "observed_data": with_numbers(data[["covariance"]].drop_vars("width")),
         "constant_data": data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width")),
     }
 

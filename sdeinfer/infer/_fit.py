@@ -1,7 +1,7 @@
 """Fit a model to data."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.random as jr
@@ -40,7 +40,8 @@ def fit(
     draws: int = 1000,
     warmup: int = 1000,
     sampler: AbstractSampler | None = None,
-    predictions: int | None = 100,
+    predictions: int | Literal["auto"] | None = "auto",
+    predictive: Law | None = None,
     progress: bool = False,
     leave_out_damaged: bool = False,
     key: PRNGKeyArray,
@@ -69,8 +70,11 @@ def fit(
         warmup: warmup iterations of each chain.
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
             `Metropolis` for models with latent layers.
-        predictions: number of prior and posterior draws at which the SDE is simulated, at 9 or fewer observed layers;
-            all draws if None, so that ArviZ's functions of predictions need no selection of draws.
+        predictions: number of posterior draws at which the observed networks are replicated; and of the prior, as many
+            as of one chain. "auto" is 100, and fewer, 20 at least, for networks with more than 1,300 layers in all. All
+            draws if None, so that ArviZ's functions of predictions need no selection of draws.
+        predictive: law of the replicates, that of the fit if None: by "finite-width" networks of the observed widths,
+            drawn by their exact chain; by "limit" paths of the SDE.
         progress: show progress bars, and on a terminal the current phase.
         leave_out_damaged: of data in chunks, leave out the networks that cannot be read or are no covariances; the
             attribute `damaged_networks` counts them. Otherwise they are an error.
@@ -80,17 +84,21 @@ def fit(
         A DataTree with the groups posterior, sample_stats, log_likelihood (the log density of each network's used
         transitions), adjusted_log_likelihood (what the sampler used instead by the law of finite width, see
         `likelihood.Adjustment`), log_prior, prior, prior_predictive, posterior_predictive, layers (each network's
-        parameters at the posterior mean of their coordinates), observed_data and constant_data. Its attributes hold the
-        architecture, the model, the true parameters if the data include them, the version, and `adjustment_error`, the
-        relative Monte Carlo error that the adjustment adds to the standard deviations. Of data in chunks, all groups
-        with networks have 256 of them, evenly spaced; the attributes `networks` and `used_transitions` count those that
-        were fitted.
+        parameters at the posterior mean of their coordinates), observed_data and constant_data. Observed and predicted
+        covariances are the coordinate `covariance` of their groups; the variables, which ArviZ compares, are the mean
+        correlation and the largest and smallest log-eigenvalue after the last layer, one number a network. Its
+        attributes hold the architecture, the model, the true parameters if the data include them, the version, and
+        `adjustment_error`, the relative Monte Carlo error that the adjustment adds to the standard deviations. Of data
+        in chunks, all groups with networks have 256 of them, evenly spaced; the attributes `networks` and
+        `used_transitions` count those that were fitted.
 
     Raises:
         InputError: for invalid data, data that cannot identify the architecture's parameters, and priors outside a
             coordinate's range.
     """
-    require_settings(law, chains=chains, draws=draws, warmup=warmup, **given(predictions=predictions))
+    counts = given(predictions=None if predictions == "auto" else predictions)
+    predictive = law if predictive is None else predictive
+    require_settings(law, predictive=predictive, chains=chains, draws=draws, warmup=warmup, **counts)
     data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
     prepared = prepared_of(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
@@ -98,13 +106,14 @@ def fit(
     # Keys of the sampler, the prior draws, and the predictions before and after the data.
     keys = [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
     before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
-    before_at, after_at = predicted_draws(predictions, sampler.draws, sampler.chains)
+    count = problem.affordable_draws(prepared) if predictions == "auto" else predictions
+    at = predicted_draws(count, sampler.draws, sampler.chains)
     phase("compiling the sampler")
     drawn = sampler.sample(problem.model, prepared.joint, each=prepared.each, progress=progress, key=keys[0])
     phase("predicting")
     groups = problem.label(labels, prepared, before, drawn) | {
-        "prior_predictive": problem.predict(prepared, before, layers, before_at, key=keys[2]),
-        "posterior_predictive": problem.predict(prepared, drawn.samples, drawn.layers, after_at, key=keys[3]),
+        "prior_predictive": problem.predict(prepared, before, layers, at, law=predictive, key=keys[2]),
+        "posterior_predictive": problem.predict(prepared, drawn.samples, drawn.layers, at, law=predictive, key=keys[3]),
     }
     tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
     tree.attrs = problem.attributes(prepared.kept, labels, prepared, drawn) | prepared.attributes

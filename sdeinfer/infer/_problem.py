@@ -27,6 +27,7 @@ from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import Layers, prior_draws
 from sdeinfer.infer._nuts import NUTS
 from sdeinfer.infer._samplers import AbstractSampler
+from sdeinfer.infer._settings import MOST_DRAWS, Law
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._program import PATH, observes_path
 
@@ -141,11 +142,23 @@ class AbstractProblem(abc.ABC):
         """Prior draws of the unobserved sites, and of the layers; with leading axes (1, draws)."""
         return prior_draws(self.model, self.model.pool(prepared.each), draws=draws, key=key)
 
+    def affordable_draws(self, prepared: Prepared) -> int:
+        """Number of draws that get replicates of the data by default."""
+        del prepared
+        return MOST_DRAWS
+
     def predict(
-        self, prepared: Prepared, samples: Sites, layers: Layers, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
+        self,
+        prepared: Prepared,
+        samples: Sites,
+        layers: Layers,
+        draws: Int[np.ndarray, " some"],
+        *,
+        law: Law,
+        key: PRNGKeyArray,
     ) -> xr.Dataset | None:
-        """Replicates of the data at some draws of each chain; None if there are no predictions."""
-        del prepared, samples, layers, at, key
+        """Replicates of the data by a law at some draws of each chain; None if there are no predictions."""
+        del prepared, samples, layers, draws, law, key
 
     @abc.abstractmethod
     def labels(self, prepared: Prepared) -> Labels:

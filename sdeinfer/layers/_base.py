@@ -36,7 +36,8 @@ class AbstractLayer(eqx.Module):
 
     Attributes:
         architecture: name of the type in files and on the command line; None for a type without one.
-        on_host: whether `forward_covariance` maps NumPy arrays to NumPy arrays, so that sampling compiles nothing.
+        on_host: whether `forward_covariance` maps NumPy arrays to NumPy arrays, so that sampling compiles nothing; the
+            parameters are scalars, or arrays with one value a network.
     """
 
     architecture: ClassVar[str | None] = None
@@ -222,7 +223,7 @@ def has_limit(layer: AbstractLayer) -> bool:
     return True
 
 
-def shortcut(gamma: Float[Any, ""]) -> Float[Any, ""]:
+def shortcut(gamma: Float[Any, "..."]) -> Float[Any, "..."]:
     """Strength of the shortcut, λ = √(1 − γ²)."""
     return engine(gamma).sqrt((1 - gamma) * (1 + gamma))
 

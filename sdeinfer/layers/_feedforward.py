@@ -30,7 +30,9 @@ from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 from sdeinfer.terms._limit import Limit
 
 
-def shaped_relu[T: (Array, np.ndarray)](x: T, c_plus: Float[Any, ""], c_minus: Float[Any, ""], width: ArrayLike) -> T:
+def shaped_relu[T: (Array, np.ndarray)](
+    x: T, c_plus: Float[Any, "..."], c_minus: Float[Any, "..."], width: ArrayLike
+) -> T:
     """√c σ_s(x): the shaped ReLU of Eq. 4 with its He constant c, E[(√c σ_s(g))²] = 1 for g ~ N(0, 1).
 
     Arguments:

@@ -64,13 +64,15 @@ class NetworkStreams:
         """As `_wishart.column_sum`; a product of stacked matrices is faster here than sums along the networks."""
         first, count = self.networks.start, len(self.networks)
         S, together = 0.0, max(16, 256 // (tokens * blocks))
-        factor = None if K is None else np.moveaxis(K, (3, 2), (0, 1))
+        first_axes, last_axes = (0, 1), (3, 2)
+        factor = None if K is None else np.moveaxis(K, last_axes, first_axes)
         for start in range(0, columns, together):
             shape = (self.networks.stop, blocks, tokens, min(together, columns - start))
             G = self._generator(COLUMNS, start).standard_normal(shape)[first:]
-            Y = image(G if factor is None else factor @ G)
+            columns_of = np.moveaxis(G if factor is None else factor @ G, first_axes, last_axes)
+            Y = np.moveaxis(image(columns_of), last_axes, first_axes)
             S = S + Y @ Y.mT
-        return np.moveaxis(np.broadcast_to(S, (count, blocks, tokens, tokens)), (0, 1), (3, 2))
+        return np.moveaxis(np.broadcast_to(S, (count, blocks, tokens, tokens)), first_axes, last_axes)
 
     def _generator(self, stream: int, block: int = 0) -> np.random.Generator:
         seeds = np.random.SeedSequence(self.words, spawn_key=(self.group, stream, block, *self.path))

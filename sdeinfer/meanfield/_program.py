@@ -198,15 +198,23 @@ class Tokens(AbstractProblem):
         return Prepared(path, path, data)
 
     def predict(
-        self, prepared: Prepared, samples: Sites, layers: Any, at: Int[np.ndarray, " some"], *, key: PRNGKeyArray
+        self,
+        prepared: Prepared,
+        samples: Sites,
+        layers: Any,
+        draws: Int[np.ndarray, " some"],
+        *,
+        law: Any,
+        key: PRNGKeyArray,
     ) -> xr.Dataset:
         """Networks simulated from their first layer, one for each draw."""
+        del layers, law
         chains = len(samples["noise"])
-        chosen = {name: jnp.asarray(values[:, at].reshape(-1)) for name, values in samples.items()}
-        keys = jr.split(key, chains * len(at))
+        chosen = {name: jnp.asarray(values[:, draws].reshape(-1)) for name, values in samples.items()}
+        keys = jr.split(key, chains * len(draws))
         tokens = np.asarray(_simulated(self.model, prepared.each.unobserved(), chosen, keys))
         found = xr.Dataset({"tokens": (("draw", *TOKEN_DIMS), tokens)})
-        return labelled(found.assign_coords(prepared.kept.isel(layer=slice(1, None)).coords), chains, at)
+        return labelled(found.assign_coords(prepared.kept.isel(layer=slice(1, None)).coords), chains, draws)
 
     def labels(self, prepared: Prepared) -> Labels:
         """Parameters are numbers; a network has a density."""

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -95,14 +96,23 @@ def sample_networks(
     V0 = V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
     layer = check_parameters(layer)
     observed = depth // observe_every
-    sizes = {"width": width, "observe_every": observe_every, "observed": observed}
     phase("sampling networks")
     with ProgressBar(total=networks, desc="networks", show=progress) as bar:
         if method == "chain":
             check_chain_width(layer, tokens=len(V0), width=width)
             starts = np.broadcast_to(np.asarray(V0), (networks, *V0.shape))
-            covariance = sample_chains(layer, starts, **sizes, first=first_network, done=bar.update, key=key)
+            covariance = sample_chains(
+                layer,
+                starts,
+                width=width,
+                observed=observed,
+                observe_every=observe_every,
+                first=first_network,
+                done=bar.update,
+                key=key,
+            )
         else:
+            sizes = {"width": width, "observe_every": observe_every, "observed": observed}
             covariance = _sample_weights(layer, V0, networks, **sizes, done=bar.update, key=key)
     data = covariance_dataset(
         covariance,
@@ -122,15 +132,19 @@ def sample_chains(
     observed: int,
     observe_every: int = 1,
     first: int = 0,
+    shared: bool = True,
     done: Callable[[int], object] = lambda count: None,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "networks layers m m"]:
-    """Draw the covariances of networks by the chain, in threads."""
+    """Draw the covariances of networks by the chain, in threads.
+
+    Unless the networks share its parameters, these are arrays with one value a network, and the layer is `on_host`.
+    """
     networks, tokens = V0.shape[:2]
     layer = jax.tree.map(lambda value: np.asarray(value, V0.dtype), layer)
     if layer.on_host:
         sizes = {"width": width, "observed": observed, "observe_every": observe_every}
-        return _on_host(layer, V0, **sizes, first=first, done=done, key=key)
+        return _on_host(layer, V0, **sizes, first=first, shared=shared, done=done, key=key)
     room = padded_size(observed, least=16)
     batch = chains_at_once(networks, tokens, layer.column_blocks, room)
     sizes = {"width": np.int32(width), "observed": np.int32(observed), "observe_every": np.int32(observe_every)}
@@ -148,7 +162,7 @@ def sample_chains(
     return covariance
 
 
-def _on_host(layer, V0, *, first, done, key, **sizes) -> Float[np.ndarray, "networks layers m m"]:
+def _on_host(layer, V0, *, first, shared, done, key, **sizes) -> Float[np.ndarray, "networks layers m m"]:
     """The chains of groups of networks, by NumPy."""
     words, last = tuple(map(int, np.ravel(jr.key_data(key)))), first + len(V0)
     covariance = np.empty((len(V0), sizes["observed"] + 1, *V0.shape[1:]), V0.dtype)
@@ -157,8 +171,9 @@ def _on_host(layer, V0, *, first, done, key, **sizes) -> Float[np.ndarray, "netw
         start, stop = max(first, group * GROUP), min(last, (group + 1) * GROUP)
         streams = NetworkStreams(words, group, range(start - group * GROUP, stop - group * GROUP))
         members = slice(start - first, stop - first)
+        theirs = layer if shared else jax.tree.map(operator.itemgetter(members), layer)
         with np.errstate(all="ignore"):  # what overflows is refused with its place
-            covariance[members] = host_chain(layer, V0[members], **sizes, streams=streams)
+            covariance[members] = host_chain(theirs, V0[members], **sizes, streams=streams)
         return stop - start
 
     in_threads(draw, range(first // GROUP, -(-last // GROUP)), alone=0, done=done)

@@ -40,7 +40,7 @@ def correlation_bands(covariance: xr.DataArray) -> xr.DataArray:
 
 @checked
 def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
-    """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against SDE at posterior draws.
+    """Plot median and bands of the correlations over depth-time t = ℓ/n, networks against predictions of the fit.
 
     Arguments:
         post: the result of `fit`.
@@ -51,13 +51,13 @@ def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Ax
     widths = np.unique(post.children["constant_data"].to_dataset()["width"])
     scale, label = (float(widths[0]), "depth-time t = ℓ/n") if len(widths) == 1 else (1.0, "layer ℓ")
     t = predicted["layer"].values / scale
-    labels = {"xlabel": label, "ylabel": "correlation between tokens ρ"}
+    labels = {"xlabel": label, "ylabel": "correlation between tokens ρ", "law": _law(post)}
     return _plot_quantiles((t, predicted.values), (t, observed.values), population="correlations", axes=axes, **labels)
 
 
 @checked
 def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
-    """Plot the density of the correlations at the last layer, networks against SDE: Fig. 1 (right) and 3 (left).
+    """Plot the density of the correlations at the last layer, networks against predictions: Fig. 1 (right), 3 (left).
 
     Arguments:
         post: the result of `fit`.
@@ -66,7 +66,7 @@ def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) ->
     predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
     observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])
     rho = (pair_correlations(V).values.ravel() for V in (observed, predicted))
-    panel = plot_densities(*rho, support=(-1.0, 1.0), axes=axes)
+    panel = plot_densities(*rho, support=(-1.0, 1.0), law=_law(post), axes=axes)
     panel.set_xlabel(f"correlation between tokens ρ after layer {predicted['layer'].item():g}")
     return panel
 
@@ -86,20 +86,20 @@ def plot_gradient_norms(
         axes: where to plot, without a legend; None for a new figure with one.
     """
     of_networks = None if networks is None else _of_gradients(networks, token)
-    labels = {"yscale": "log", "xlabel": "depth-time t = ℓ/n", "ylabel": "squared gradient norm / n"}
+    labels = {"yscale": "log", "xlabel": "depth-time t = ℓ/n", "ylabel": "squared gradient norm / n", "law": "SDE"}
     return _plot_quantiles(_of_gradients(found, token), of_networks, population="networks", axes=axes, **labels)
 
 
 def _plot_quantiles(
-    sde: Quantiles, networks: Quantiles | None, *, population: str, axes: Axes | None, **labels: str
+    predicted: Quantiles, networks: Quantiles | None, *, law: str, population: str, axes: Axes | None, **labels: str
 ) -> Axes:
-    """Plot the SDE's median and two bands of a population, and five quantiles of networks; a band is open at NaN."""
+    """Plot a law's median and two bands of a population, and five quantiles of networks; a band is open at NaN."""
     panel = one_panel(axes, height=3.8)
-    x, quantiles = sde
+    x, quantiles = predicted
     for low, high, share, alpha in ((0, -1, "90%", 0.18), (1, -2, "50%", 0.3)):
-        label = f"SDE, {share} of {population}"
+        label = f"{law}, {share} of {population}"
         panel.fill_between(x, quantiles[low], quantiles[high], color=SDE, alpha=alpha, lw=0, label=label)
-    panel.plot(x, quantiles[2], color=SDE, label="SDE, median")
+    panel.plot(x, quantiles[2], color=SDE, label=f"{law}, median")
     if networks is not None:
         x, quantiles = networks
         panel.plot(x, quantiles[2], "o", color=NETWORKS, ms=5, label="networks, median")
@@ -111,6 +111,11 @@ def _plot_quantiles(
     if axes is None:
         legend_below([panel])
     return panel
+
+
+def _law(post: xr.DataTree) -> str:
+    """The law of the predictions, for legends."""
+    return "SDE" if post.children["posterior_predictive"].attrs.get("law", "limit") == "limit" else "fit"
 
 
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:

@@ -19,6 +19,7 @@ def plot_densities(
     sde: ArrayLike,
     *,
     support: tuple[float, float] = (-np.inf, np.inf),
+    law: str = "SDE",
     axes: Axes | None = None,
 ) -> Axes:
     """Plot the density of one statistic over networks, as histogram and kernel density, and by the SDE.
@@ -30,6 +31,7 @@ def plot_densities(
         networks: the statistic of networks, shape (networks,).
         sde: the statistic of paths of the SDE, shape (paths,).
         support: the values that the statistic can take, beyond which no density is drawn.
+        law: name of the second sample in the legend, where it is not of the SDE.
         axes: where to plot, without a legend; None for a new figure with one.
 
     Raises:
@@ -43,7 +45,7 @@ def plot_densities(
     margin = 0.05 * (np.ptp(together) or 1.0)
     low, high = max(together.min() - margin, support[0]), min(together.max() + margin, support[1])
     grid, bins = np.linspace(low, high, 400), np.linspace(low, high, 25)
-    for name, values, colour, style in (("networks", seen, NETWORKS, "-"), ("SDE", predicted, SDE, "--")):
+    for name, values, colour, style in (("networks", seen, NETWORKS, "-"), (law, predicted, SDE, "--")):
         label = f"{name} ({len(values)})"
         smooth = len(values) >= 3 and np.ptp(values) > 0
         if len(values) and (colour == NETWORKS or not smooth):

@@ -33,9 +33,9 @@ from sdeinfer.report._render import figure_of, inline, versions
 CAPTIONS = {
     "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
     "of one width identify one combination of c₊ and c₋, close to their gap; the prior determines the other.",
-    "correlation_paths": "Correlations between tokens over depth: observed networks against the SDE at draws from the "
-    "posterior, started at the networks' own first covariances.",
-    "terminal_correlation": "Correlations after the last layer: observed networks against the SDE.",
+    "correlation_paths": "Correlations between tokens over depth: observed networks against predictions at draws from "
+    "the posterior, started at the networks' own first covariances.",
+    "terminal_correlation": "Correlations after the last layer: observed networks against predictions.",
     "innovations": "Innovations of the layers at the posterior mean, in eight directions: a direction outside the band "
     "means that the layers do not follow the fitted law.",
     "ranks": "Ranks of each chain's draws among all draws, less their expectation: the chains agree if the curves stay "

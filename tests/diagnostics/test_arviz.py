@@ -55,14 +55,21 @@ def test_functions_of_predictions_take_the_last_layer(name, by_network):
     assert FUNCTIONS[name](by_network) is not None
 
 
+@pytest.mark.parametrize("name", ["plot_ppc_pit", "plot_ppc_dist"])
+def test_functions_without_densities_take_the_fit_as_it_is(name, post):
+    assert FUNCTIONS[name](post) is not None
+
+
 def test_functions_of_covariances_take_the_draws_with_predictions(post, data):
-    """Selected, or with predictions at all draws."""
+    """Selected, or with predictions at all draws; covariances are made variables."""
     sampler = AtTheMode(chains=2, draws=25)
     every = si.fit(si.models.full_path, data, sampler=sampler, predictions=None, key=jr.key(1))
     assert all(every[group].sizes["draw"] == 25 for group in ("posterior", "posterior_predictive", "prior_predictive"))
     predicted = post["posterior_predictive"]["draw"]
     for tree in (every, post.sel(draw=predicted)):
         few = tree.isel(network=[0, 1])
+        for group in ("observed_data", "posterior_predictive"):
+            few[group] = xr.DataTree(few[group].to_dataset().reset_coords("covariance"))
         assert az.loo_expectations(few, var_name="covariance") is not None
         assert FUNCTIONS["plot_loo_interval"](few) is not None
 
@@ -97,7 +104,7 @@ def test_posteriors_without_some_groups_are_checked(post):
     less = post.drop_nodes(["log_likelihood", "sample_stats", "log_prior"])
     found = si.check(less)
     assert "gamma, sds from truth" in found.to_frame().index
-    assert "networks left out and distance from the SDE: there are no log likelihoods" in found.skipped
+    assert "networks left out and distance from predictions: there are no log likelihoods" in found.skipped
     assert "divergences and energies: there is no group sample_stats" in found.skipped
     with pytest.raises(si.InputError, match="post: a result of `fit` is needed; this one has no group layers"):
         si.check(post.drop_nodes("layers"))
@@ -152,7 +159,7 @@ def test_posteriors_that_were_cut_by_position_are_checked(cut, predicted, post):
     """Of groups with fewer draws, such as predictions and the prior, the same positions are other draws, or none."""
     part = cut(post)
     found = si.check(part)
-    left_out = "networks left out and distance from the SDE: no draw that is left has predictions; select by sel"
+    left_out = "networks left out and distance from predictions: no draw that is left has predictions; select by sel"
     assert (left_out not in found.skipped) == predicted
     assert np.isfinite(found.to_frame().loc[["R-hat", "bulk ESS"], "value"].astype(float)).all()
     assert np.isfinite(si.summarise(part)["mean"]).all()

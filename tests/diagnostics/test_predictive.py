@@ -120,12 +120,12 @@ def test_predictions_that_all_explode_are_infinitely_far(fitted):
     predicted["covariance"][..., 1:, :, :] = np.nan
     exploded["posterior_predictive"] = predicted
     assert np.isposinf(distance_from_theory(exploded)["wasserstein"]).all()
-    notes = [note for note in si.check(exploded).notes if note.startswith("distance from the SDE")]
+    notes = [note for note in si.check(exploded).notes if note.startswith("distance from predictions")]
     (note,) = notes
-    assert note.startswith("distance from the SDE, floors inf: every prediction explodes before the last layer")
+    assert note.startswith("distance from predictions, floors inf: every prediction explodes before the last layer")
     latent = exploded.copy()
     latent.attrs = exploded.attrs | {"every_layer": 0.0}
-    row = si.check(latent).to_frame().loc["distance from the SDE, floors"]
+    row = si.check(latent).to_frame().loc["distance from predictions, floors"]
     assert not row["passed"]
     assert set(figures(exploded)) >= {"correlation_paths", "terminal_correlation"}
     pyplot.close("all")

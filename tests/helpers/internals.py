@@ -58,7 +58,7 @@ from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, s
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._own import different_sizes, of_alternatives
 from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
-from sdeinfer.diagnostics._predictive import last_layer, of_predictions
+from sdeinfer.diagnostics._predictive import of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._skewness import of_skewness, third_moments
@@ -92,6 +92,7 @@ from sdeinfer.infer._mode import (
 )
 from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._posterior import Posterior as SampledPosterior
+from sdeinfer.infer._predictive import affordable_draws, last_layer, predicted_draws
 from sdeinfer.infer._range import (
     Coldest,
     Range,

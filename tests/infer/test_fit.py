@@ -12,7 +12,6 @@ from helpers.internals import USED, Assumptions, attributes_of_layer, problem_of
 from likelihood.paths import log_prob
 
 import sdeinfer as si
-from sdeinfer.infer import predict
 from sdeinfer.layers import template
 
 FULL_PATH = si.models.full_path
@@ -36,8 +35,7 @@ def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):
     assert fitted.attrs["architecture"] == "transformer"
     assert fitted.attrs["truth_gamma"] == 0.6
     xr.testing.assert_equal(
-        fitted["observed_data"]["covariance"].drop_vars("width", errors="ignore"),
-        networks["covariance"].drop_vars("width"),
+        fitted["observed_data"].to_dataset().reset_coords()["covariance"], networks["covariance"].drop_vars("width")
     )
 
 
@@ -81,20 +79,6 @@ def test_one_key_gives_one_posterior_and_a_second_fit_of_one_shape_compiles_noth
     np.testing.assert_array_equal(same["posterior"]["gamma"], first)
 
 
-def test_predictions_start_at_the_observed_covariances_of_networks_of_any_width(networks):
-    mixed = networks.assign_coords(width=("network", np.where(np.arange(24) < 10, 96, 48)))
-    parameters = {"gamma": np.array([0.3, 0.6]), "tau0": np.ones(2), "c_plus": np.zeros(2), "c_minus": -np.ones(2)}
-    kind = template("transformer")
-    layers = np.moveaxis(kind.coordinates.unconstrained(parameters), 0, -1)
-    predicted = predict(layers, mixed, architecture=kind, key=jr.key(1))
-    start = predicted["covariance"].isel(layer=0)
-    for draw in range(2):
-        np.testing.assert_allclose(start.isel(draw=draw), networks["covariance"].isel(layer=0), atol=1e-12)
-    assert predicted.attrs["exploded"] == 0
-    spread = predicted["covariance"].isel(layer=-1, token_a=0, token_b=0).std(dim="network")
-    assert spread[1] > spread[0]
-
-
 ALONE = si.Pattern(prompts=(1, 1, 1)).attributes()
 
 
@@ -106,6 +90,7 @@ ALONE = si.Pattern(prompts=(1, 1, 1)).attributes()
         (lambda data: data.drop_attrs(), {}, "architecture: the data do not name it"),
         (lambda data: data, {"architecture": "rnn"}, "architecture: must be one of transformer"),
         (lambda data: data, {"law": "exact"}, "law: must be one of finite-width, limit"),
+        (lambda data: data, {"predictive": "exact"}, "predictive: must be one of finite-width, limit, got 'exact'"),
         *((lambda data: data, {"largest_logit": x}, "largest_logit: must be positive") for x in (0.0, -1.0, np.nan)),
         (lambda data: data.isel(layer=slice(None, None, 2)), {}, "full path needs every layer, got layers 0, 2, 4, 6"),
         (

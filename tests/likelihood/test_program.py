@@ -174,7 +174,7 @@ def test_a_mixture_is_fitted_without_what_needs_a_layer(data, tmp_path):
     back = read_posterior(tmp_path / "post.nc")
     told = str(si.check(back))
     assert "not tested: one-step innovations, other architectures and the range of the law: the program has no" in told
-    assert "not tested: networks left out and distance from the SDE: there are no predictions" in told
+    assert "not tested: networks left out and distance from predictions: there are no predictions" in told
     assert set(figures(back)) == {"posterior", "ranks"}
     pyplot.close("all")
 

@@ -40,11 +40,11 @@ def test_bands_start_at_the_initial_correlation_and_widen_without_exploded_paths
     assert np.isfinite(correlation_bands(exploded)).all()
 
 
-def test_correlation_paths_draw_networks_and_sde_over_depth_time(fitted):
+def test_correlation_paths_draw_networks_and_predictions_over_depth_time(fitted):
     axes = plot_correlation_paths(fitted)
     assert axes.get_xlabel() == "depth-time t = ℓ/n"
     lines = {line.get_label(): line for line in axes.lines}
-    np.testing.assert_allclose(lines["SDE, median"].get_xdata()[-1], 10 / 96)
+    np.testing.assert_allclose(lines["fit, median"].get_xdata()[-1], 10 / 96)
     expected = pair_correlations(fitted["observed_data"]["covariance"]).isel(layer=-1).median().item()
     np.testing.assert_allclose(lines["networks, median"].get_ydata()[-1], expected)
 
@@ -53,7 +53,7 @@ def test_terminal_correlations_are_densities(fitted):
     axes = plot_terminal_correlation(fitted)
     assert axes.get_xlabel() == "correlation between tokens ρ after layer 10"
     finite = np.isfinite(fitted["posterior_predictive"]["covariance"].isel(layer=-1, token_a=0, token_b=0)).sum().item()
-    assert [line.get_label() for line in axes.lines] == ["networks (72)", f"SDE ({3 * finite})"]
+    assert [line.get_label() for line in axes.lines] == ["networks (72)", f"fit ({3 * finite})"]
     for line in axes.lines:
         assert 0.9 < np.trapezoid(line.get_ydata(), line.get_xdata()) <= 1.001
         assert np.abs(line.get_xdata()).max() <= 1

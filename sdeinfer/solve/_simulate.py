@@ -17,6 +17,7 @@ from sdeinfer.covariance._matrix import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import check_parameters
 from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
+from sdeinfer.solve._forwards import along_few_numbers
 from sdeinfer.solve._grid import STEP, Grid, limit_over, limit_over_on_host, step_grid
 from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._solve import fill_after, scan_paths
@@ -84,13 +85,20 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key)
 
 @eqx.filter_jit
 def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
-    X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
+    arrays, rest = eqx.partition((layer, V0, solver, key), eqx.is_array)
+    leaves, structure = jax.tree.flatten(arrays)
 
-    def solve(brownian):
-        block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
-        return scan_paths(limit, block, grid, brownian, solver=solver)
+    def of_arrays(*leaves):
+        layer, V0, solver, key = eqx.combine(jax.tree.unflatten(structure, leaves), rest)
+        X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
-    return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
+        def solve(brownian):
+            block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
+            return scan_paths(limit, block, grid, brownian, solver=solver)
+
+        return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
+
+    return along_few_numbers(of_arrays)(*leaves)
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

@@ -152,6 +152,7 @@ from sdeinfer.observation._doubts import rounding_share
 from sdeinfer.observation._store import open_in_chunks, write_parts
 from sdeinfer.observation._stored import observe_file
 from sdeinfer.report._fit import summary
+from sdeinfer.solve._forwards import FEW, along_few_numbers
 from sdeinfer.solve._grid import step_grid
 from sdeinfer.solve._solve import fill_after, scan_paths
 from sdeinfer.solve._splitting import flows_of, splitting_step

@@ -19,7 +19,15 @@ from sdeinfer.covariance._matrix import is_concrete, reciprocal
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring, require_pattern
 from sdeinfer.layers._base import AbstractLayer, heads_in_words, projection_in_words, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth, weights
-from sdeinfer.layers._wishart import Keys, factor, residual_covariance, whole, wishart_draws, wishart_factor
+from sdeinfer.layers._wishart import (
+    Keys,
+    factor,
+    residual_covariance,
+    whole,
+    wishart_draws,
+    wishart_factor,
+    with_tangents,
+)
 from sdeinfer.parameters import GAMMA, TAU0, Parameter
 from sdeinfer.terms._limit import Limit
 
@@ -51,6 +59,7 @@ class ShapedAttention(AbstractLayer):
 
     architecture: ClassVar[str | None] = "attention"
     on_host: ClassVar[bool] = True
+    has_tangents: ClassVar[bool] = True
 
     gamma: Float[Any, ""] = GAMMA.field()
     tau0: Float[Any, ""] = TAU0.field()
@@ -98,28 +107,38 @@ class ShapedAttention(AbstractLayer):
         self._key_width(width)
 
     def forward_covariance(
-        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+        self,
+        V: Float[Any, "m m blocks networks"],
+        *,
+        width: Int[Any, ""] | int,
+        keys: Keys,
+        tangents: bool = False,
     ) -> Float[Any, "m m blocks networks"]:
         """Noncentral Wishart given A: the branch has S = A V Aᵀ in each head's columns, or after the projection."""
-        tokens, _, blocks, _ = V.shape
+        rows, _, blocks, _ = V.shape
         xp, dtype, heads = V.__array_namespace__(), V.dtype, self.heads
         n = xp.asarray(width, dtype=dtype)
         key_width = width // heads if self.key_width is None else self.key_width
-        freedom = [key_width, width // blocks - tokens, *([width // heads] if self.output_projection else [])]
+        freedom = [key_width, width // blocks - rows, *([width // heads] if self.output_projection else [])]
         # Two further normal matrices: the keys, and the branch in the directions of X.
-        sizes = {"tokens": tokens, "blocks": max(heads, blocks), "normals": 2, "dtype": dtype}
+        sizes = {"tokens": rows, "blocks": max(heads, blocks), "normals": 2, "dtype": dtype}
         drawn = wishart_draws(freedom, **sizes, keys=keys)
         B, own, *projection = (wishart_factor(*each) for each in zip(freedom, drawn.normals, drawn.chi, strict=False))
         right, near = drawn.normals[-2:]
         V_whole = whole(V)
         L = factor(V_whole)
         # Queries are L G_Q, keys L G_K. Since G_Q = B · (orthonormal rows), G_Q G_Kᵀ has the law of B · normals.
-        Y = matmul(matmul(L, matmul(B[:, :, :heads], right[:, :, :heads])), transpose(L))
-        flat = self._flat(tokens, dtype)[:, :, None, None]
-        scores = xp.where(flat > 0, Y / (self.tau0 * xp.sqrt(n * xp.asarray(key_width, dtype=dtype))), -np.inf)
-        A_less_I = _softmax(scores) - _times(self.gamma2, flat)
-        # A L, in a form that keeps equal tokens equal bit for bit.
-        F = _times(self.gamma1, L) + matmul(A_less_I, L)
+        products = matmul(B[:, :, :heads], right[:, :, :heads])
+        flat = self._flat(rows // 2 if tangents else rows, dtype)[:, :, None, None]
+        tau = self.tau0 * xp.sqrt(n * xp.asarray(key_width, dtype=dtype))
+
+        def attended(L: Float[Any, "m rows blocks networks"]) -> Float[Any, "m rows blocks networks"]:
+            """A L, in a form that keeps equal tokens equal bit for bit."""
+            Y = matmul(matmul(L, products), transpose(L))
+            A_less_I = _softmax(L.__array_namespace__().where(flat > 0, Y / tau, -np.inf)) - _times(self.gamma2, flat)
+            return _times(self.gamma1, L) + matmul(A_less_I, L)
+
+        F = with_tangents(attended, L) if tangents else attended(L)
         if self.output_projection:
             # Given the concatenated heads Z, the columns of Z W_O/√n are N(0, Z Zᵀ/n).
             F = factor(whole(gram(matmul(F, projection[0][:, :, :heads]) / xp.sqrt(n))))

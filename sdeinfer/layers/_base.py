@@ -38,10 +38,13 @@ class AbstractLayer(eqx.Module):
         architecture: name of the type in files and on the command line; None for a type without one.
         on_host: whether `forward_covariance` maps NumPy arrays to NumPy arrays, so that sampling compiles nothing; the
             parameters are scalars, or arrays with one value a network.
+        has_tangents: whether `forward_covariance` takes `tangents=True`, for the joint covariance of tokens and their
+            tangents: the first half of the rows of V are tokens, the others the tangent of each.
     """
 
     architecture: ClassVar[str | None] = None
     on_host: ClassVar[bool] = False
+    has_tangents: ClassVar[bool] = False
 
     @abc.abstractmethod
     def forward(self, X: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m n"]:

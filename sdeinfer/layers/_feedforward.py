@@ -25,6 +25,7 @@ from sdeinfer.layers._wishart import (
     wishart_draws,
     wishart_factor,
     with_gram,
+    with_tangents,
 )
 from sdeinfer.parameters import C_MINUS, C_PLUS, GAMMA
 from sdeinfer.terms._limit import Limit
@@ -69,6 +70,7 @@ class ShapedMLP(AbstractLayer):
 
     architecture: ClassVar[str | None] = "mlp"
     on_host: ClassVar[bool] = True
+    has_tangents: ClassVar[bool] = True
 
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
@@ -85,7 +87,12 @@ class ShapedMLP(AbstractLayer):
         return 2.0
 
     def forward_covariance(
-        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+        self,
+        V: Float[Any, "m m blocks networks"],
+        *,
+        width: Int[Any, ""] | int,
+        keys: Keys,
+        tangents: bool = False,
     ) -> Float[Any, "m m blocks networks"]:
         """V′ ~ Wishart(n, S/n), S = (c/n) σ_s(X) σ_s(X)ᵀ; given V = XXᵀ/n, X has uniformly random directions."""
         tokens, _, blocks, _ = V.shape
@@ -95,6 +102,7 @@ class ShapedMLP(AbstractLayer):
         # The same columns are drawn twice: first for their Gram matrix, then for their images.
         K = with_gram(V, column_sum(None, lambda G: G, freedom, **sizes) / n)
         relu = functools.partial(shaped_relu, c_plus=self.c_plus, c_minus=self.c_minus, width=width)
+        relu = functools.partial(with_tangents, relu) if tangents else relu
         F = factor(whole(column_sum(K, relu, freedom, **sizes)) / n)
         drawn = wishart_draws([freedom], **sizes)
         return gram(matmul(F, wishart_factor(freedom, drawn.normals[0], drawn.chi[0])) / xp.sqrt(n))
@@ -125,6 +133,7 @@ class ResidualFeedForward(AbstractLayer):
 
     architecture: ClassVar[str | None] = "feedforward"
     on_host: ClassVar[bool] = True
+    has_tangents: ClassVar[bool] = True
 
     gamma: Float[Any, ""] = GAMMA.field()
     c_plus: Float[Any, ""] = C_PLUS.field()
@@ -154,7 +163,12 @@ class ResidualFeedForward(AbstractLayer):
         hidden_units(self.expansion, width)
 
     def forward_covariance(
-        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+        self,
+        V: Float[Any, "m m blocks networks"],
+        *,
+        width: Int[Any, ""] | int,
+        keys: Keys,
+        tangents: bool = False,
     ) -> Float[Any, "m m blocks networks"]:
         """Noncentral Wishart given S = (c/(rn)) σ_s(h) σ_s(h)ᵀ; the rn columns of h = X W_pre/√n are N(0, V)."""
         tokens, _, blocks, _ = V.shape
@@ -164,6 +178,7 @@ class ResidualFeedForward(AbstractLayer):
         L = factor(V_whole)
 
         relu = functools.partial(shaped_relu, c_plus=self.c_plus, c_minus=self.c_minus, width=width)
+        relu = functools.partial(with_tangents, relu) if tangents else relu
         S = column_sum(L, relu, units, tokens=tokens, blocks=1, dtype=V.dtype, keys=keys) / units.astype(V.dtype)
         freedom = width // blocks - tokens
         drawn = wishart_draws([freedom], tokens=tokens, blocks=blocks, normals=1, dtype=V.dtype, keys=keys)

@@ -140,6 +140,11 @@ class OverDepth(AbstractLayer):
         return self.layer.on_host
 
     @property
+    def has_tangents(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the layer has a chain of tangents."""
+        return self.layer.has_tangents
+
+    @property
     def column_blocks(self) -> int:
         """Number of column blocks of the layer."""
         return self.layer.column_blocks

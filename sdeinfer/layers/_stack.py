@@ -52,6 +52,11 @@ class AbstractStack(AbstractLayer):
         return all(part.on_host for part in self.parts)
 
     @property
+    def has_tangents(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether all parts have chains of tangents."""
+        return all(part.has_tangents for part in self.parts)
+
+    @property
     def column_blocks(self) -> int:
         """Least common multiple of the layers' numbers of column blocks."""
         return math.lcm(*(layer.column_blocks for layer in self.parts))
@@ -62,11 +67,11 @@ class AbstractStack(AbstractLayer):
             layer.check_width(width)
 
     def forward_covariance(
-        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys
+        self, V: Float[Any, "m m blocks networks"], *, width: Int[Any, ""] | int, keys: Keys, **tangents: bool
     ) -> Float[Any, "m m blocks networks"]:
         """Apply the layers' `forward_covariance` in order."""
         for layer, layer_keys in zip(self.parts, keys.split(len(self.parts)), strict=True):
-            V = layer.forward_covariance(V, width=width, keys=layer_keys)
+            V = layer.forward_covariance(V, width=width, keys=layer_keys, **tangents)
         return V
 
     @property

@@ -160,6 +160,12 @@ def column_sum(
     return jax.lax.fori_loop(0, -(-columns // COLUMNS_AT_ONCE), add, start)
 
 
+def with_tangents(features: Callable[[Array], Array], X: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
+    """[f(X); Df(X)·Ẋ] for rows [X; Ẋ] of tokens and of their tangents."""
+    tokens = len(X) // 2
+    return jnp.concatenate(jax.jvp(features, (X[:tokens],), (X[tokens:],)))
+
+
 def with_gram(
     V: Float[Any, "m m blocks networks"], W: Float[Any, "m m blocks networks"]
 ) -> Float[Any, "m m blocks networks"]:

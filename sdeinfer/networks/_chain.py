@@ -25,6 +25,7 @@ def covariance_chain(
     layers: Int[Array, ""] | int,
     observe_every: Int[Array, ""] | int = 1,
     room: int | None = None,
+    tangents: bool = False,
     keys: NetworkKeys,
 ) -> Float[Array, "networks observed m m"]:
     """Draw the covariances of many finite networks at once, from exactly the law that Gaussian weights give them.
@@ -41,6 +42,8 @@ def covariance_chain(
         layers: number of layers; those after the last multiple of `observe_every` are not drawn.
         observe_every: k, to return layers 0, k, 2k, … only.
         room: number of observed layers to allocate beside layer 0; None allocates ⌊layers/k⌋, for concrete `layers`.
+        tangents: whether V0 is the joint covariance [[V, C], [Cᵀ, D]] of tokens and tangents (see `tangents`), for
+            a layer that `has_tangents`; the width is then at least 4m.
         keys: one per network.
 
     Returns:
@@ -51,7 +54,8 @@ def covariance_chain(
 
     def one_layer(number, V):
         here = layer.at(layer_time(number, width, V.dtype))
-        return here.forward_covariance(V, width=width, keys=key_layers.fold_in(number))
+        joint = {"tangents": True} if tangents else {}  # a custom layer may know no tangents
+        return here.forward_covariance(V, width=width, keys=key_layers.fold_in(number), **joint)
 
     def observed(number, state):
         V, path = state

@@ -82,10 +82,12 @@ class Problem:
 
     @property
     def of_chains(self) -> tuple[AbstractStatistic, ...]:
-        """The statistics that exact chains have: those of gradients need weights."""
-        if not self.layer(self.space.start()).has_chain:
+        """The statistics that exact chains have, those of gradients from a width of 4m per block of columns on."""
+        layer = self.layer(self.space.start())
+        if not layer.has_chain:
             return ()
-        return tuple(each for each in self.statistics if each.directions is None)
+        tangents = layer.has_tangents and self.width >= 4 * self.V0.shape[-1] * layer.column_blocks
+        return tuple(each for each in self.statistics if tangents or each.directions is None)
 
     @property
     def grid(self) -> Grid:

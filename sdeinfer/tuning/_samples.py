@@ -83,17 +83,20 @@ def chain_sample(
     With slopes, networks are others of the same law. Statistics are smooth wherever every V is definite; where V is
     singular, as with equal tokens, along directions that keep it so.
     """
-    every = any(each.every_step for each in statistics)
     layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), each) for each in (layer, slopes))
-    room, tokens = depth if every else 1, len(V0)
-    batch = chains_at_once(networks, tokens, layer.column_blocks, room)
-    sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
+    parts = {}
+    for tangent, some in by_tangent(statistics).items():
+        start = V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), V0.dtype)))
+        room = depth if any(each.every_step for each in some) else 1
+        batch = chains_at_once(networks, len(start), layer.column_blocks, room)
+        sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
 
-    def draw(number: int) -> tuple[Array, Array, Array]:
-        members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
-        return _chain_block(statistics, layer, slopes, V0, members, key, **sizes)
+        def draw(number: int, some=some, start=start, batch=batch, sizes=sizes) -> tuple[Array, Array, Array]:
+            members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
+            return _chain_block(some, layer, slopes, V0, start, members, key, **sizes)
 
-    return _in_batches(draw, networks, batch)
+        parts[some] = _in_batches(draw, networks, batch)
+    return joined(statistics, parts)
 
 
 def weight_sample(
@@ -199,16 +202,18 @@ def _path_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times,
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="room")
-def _chain_block(statistics, layer, slopes, V0, numbers, key, *, width, depth, room):
-    """The same of one block of chains."""
+def _chain_block(statistics, layer, slopes, V0, start, numbers, key, *, width, depth, room):
+    """The same of one block of chains; they start at V0, or at the joint covariance of tokens and a tangent."""
     keys, every = NetworkKeys.numbered(key, numbers), any(each.every_step for each in statistics)
     sizes = {"width": width, "layers": depth, "observe_every": 1 if every else depth, "room": room, "keys": keys}
+    tokens, tangents = len(V0), len(start) > len(V0)
 
     def values(layer: AbstractLayer) -> tuple[Array, Array]:
-        V = covariance_chain(layer, V0, **sizes)[:, 1:]
-        exploded = ~jnp.isfinite(V).all(axis=(1, 2, 3))
-        kept = jnp.where(exploded[:, None, None, None], V0, V)
-        return evaluate(statistics, Ensemble(V0, kept, None, exploded)), exploded
+        S = covariance_chain(layer, start, **sizes, tangents=tangents)[:, 1:]
+        exploded = ~jnp.isfinite(S).all(axis=(1, 2, 3))
+        S = jnp.where(exploded[:, None, None, None], start, S)
+        D = S[..., tokens:, tokens:] if tangents else None
+        return evaluate(statistics, Ensemble(V0, S[..., :tokens, :tokens], D, exploded)), exploded
 
     if slopes is not None:
         return _along(values, layer, slopes)

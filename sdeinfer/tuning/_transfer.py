@@ -58,7 +58,7 @@ def transfer(
         tuned: the result of `tune`.
         widths: widths n.
         depths: depths d.
-        networks: number of networks without weights, as exact chains; statistics of tangents have no chain.
+        networks: number of networks without weights, as exact chains, which gradients have from a width of 4m a head on.
         with_weights: number of networks with weights; 0 for none.
         progress: show the phase of the work.
         key: PRNG key.

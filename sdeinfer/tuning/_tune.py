@@ -73,8 +73,8 @@ def tune(
             their mean is 0.
         bounds: lowest and highest value of free parameters, by name.
         knots: number of values over depth of free parameters, by name; linear in between.
-        law: "finite-width", networks of width n; or "limit", the SDE alone. Criteria of gradients, and of layers
-            without a chain, are always those of the limit.
+        law: "finite-width", networks of width n; or "limit", the SDE alone. Criteria of layers
+            without a chain, and of gradients with fewer than 4m columns a head, are always those of the limit.
         paths: number of paths of each prompt, and of networks.
         step: longest step in depth-time of a solver of weak order 2; None for 0.01, or for 1/64 of the depth-time if
             that is longer, since parameters are smaller where networks are deeper. At most 1/n, a layer, for statistics
@@ -116,7 +116,7 @@ def tune(
 
 
 def _with_law(problem: Problem) -> Problem:
-    """The problem with the law of its criteria: the limit's for gradients, and for layers without a chain.
+    """The problem with the law of its criteria: the limit's for those without a chain.
 
     That of a layer without a limit, as of blocks, is about networks of width n from the start.
     """

@@ -136,6 +136,18 @@ def test_criteria_of_paths_are_moved_to_those_of_chains(tuned):
     assert not _moved(moved, tuned.u)[1]
 
 
+def test_gradients_are_those_of_networks_of_width_n_from_four_columns_a_token_on(tuned, key):
+    goals = (of.expectation(of.LogGradientNorm()) <= 1, of.expectation(of.LogGradientNorm(1)) <= 1)
+    sizes = {"width": 8, "depth": 8, "paths": 1024, "V0": np.array([[[1.0, 0.3], [0.3, 1.2]]])}
+    problem = dataclasses.replace(tuned.problem, constraints=goals, law="finite-width", offsets={}, **sizes)
+    assert problem.of_chains == problem.statistics
+    assert not dataclasses.replace(problem, width=7).of_chains
+    weights = problem.fresh("weights", paths=1024, key=key)
+    for goal in goals:
+        (chains,), (expected,) = (each.estimates(goal.criterion, tuned.u) for each in (problem, weights))
+        assert_estimate(chains.value, expected.value, math.hypot(chains.error, expected.error))
+
+
 def test_coefficients_are_those_of_the_layer_over_unit_time(tuned):
     """γ²(2 − γ²) d/n, and its derivative by logit γ."""
     problem, gamma = tuned.problem, 0.3

@@ -52,7 +52,7 @@ def test_networks_keep_what_is_promised(name, width, key, record):
             zs[law, source] = "" if np.isnan(z) else f"{z:.1f}"
             found.append(f"{source} {row[source]:.4f} ± {row[f'{source}_error']:.4f}, z = {z:.1f}")
             # Gradients have the limit's law, which is good enough at the larger widths.
-            if np.isfinite(row[source]) and law == "finite-width" and (name != "gradients" or width >= 256):
+            if np.isfinite(row[source]) and law == "finite-width":
                 assert_estimate(row[source], value, np.hypot(error, row[f"{source}_error"]))
         print("\n" + "; ".join(found))
         assert law == "limit" or np.isfinite(row["weights"])

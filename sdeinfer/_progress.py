@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,42 +10,81 @@ from typing import Any
 
 from tqdm import tqdm
 
-_line: ContextVar[tqdm | None] = ContextVar("_line", default=None)
+DELAY = 2.0
+"""Seconds before a function shows what it does."""
+
+
+class _Line:
+    """The name of the phase, which shows after some seconds."""
+
+    def __init__(self, delay: float) -> None:
+        self.text = ""
+        self._bar: tqdm | None = None
+        self._lock, self._timer = threading.RLock(), threading.Timer(delay, self._open)
+        if delay > 0:
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._open()
+
+    def _open(self) -> None:
+        with self._lock:
+            self._bar = tqdm(bar_format="{desc}", desc=self.text, leave=False, position=0)
+
+    def show(self, text: str) -> None:
+        with self._lock:
+            if self._bar is not None and text != self.text:
+                self._bar.set_description_str(text)
+            self.text = text
+
+    def clear(self) -> None:
+        """Make room for a bar; for its `display`, which tqdm calls with its own lock held."""
+        if self._bar is not None:
+            self._bar.clear(nolock=True)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+
+
+_line: ContextVar[_Line | None] = ContextVar("_line", default=None)
 
 
 @contextmanager
-def progress_line(*, show: bool) -> Iterator[None]:
+def progress_line(*, show: bool, delay: float = 0.0) -> Iterator[None]:
     """Show a line with the name of the current phase, if anybody watches; a nested call keeps the outer line."""
     if not show or _line.get() is not None or not _watched():
         yield
         return
-    with tqdm(bar_format="{desc}", leave=False, position=0) as line:
-        token = _line.set(line)
-        try:
-            yield
-        finally:
-            _line.reset(token)
+    line = _Line(delay)
+    token = _line.set(line)
+    try:
+        yield
+    finally:
+        _line.reset(token)
+        line.close()
 
 
 def phase(text: str) -> None:
     """Show the name of the next phase, if there is a line; "" clears the line."""
-    line, text = _line.get(), f"{text} …" if text else ""
-    if line is not None and text != line.desc:
-        line.set_description_str(text)
+    if (line := _line.get()) is not None:
+        line.show(f"{text} …" if text else "")
 
 
 def done(share: float) -> None:
     """Show what share of the phase's pass over the data is done, if there is a line."""
     if (line := _line.get()) is not None and share > 0:
-        line.set_description_str(f"{line.desc.split(' …')[0]} … {share:.0%}")
+        line.show(f"{line.text.split(' …')[0]} … {share:.0%}")
 
 
 def with_progress_line[**P, T](function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that its keyword `progress` opens the line for its phases."""
+    """Wrap a function so that it shows its phases after two seconds, unless its keyword `progress` is False."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        with progress_line(show=bool(kwargs.get("progress", False))):
+        with progress_line(show=bool(kwargs.get("progress", True)), delay=DELAY):
             return function(*args, **kwargs)
 
     return wrapped
@@ -54,13 +94,13 @@ class ProgressBar(tqdm):
     """A bar for a step longer than two seconds, which replaces the name of the phase on the line."""
 
     def __init__(self, *, total: int, desc: str, show: bool, **settings: Any) -> None:
-        super().__init__(total=total, desc=desc, disable=not show, delay=2, position=0, **settings)
+        settings |= {} if show and _watched() else {"disable": True}  # TQDM_DISABLE=1 disables all
+        super().__init__(total=total, desc=desc, delay=DELAY, position=0, leave=False, **settings)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the bar."""
-        line = _line.get()
-        if line is not None:
-            line.clear(nolock=True)  # tqdm calls this method with the lock held
+        if (line := _line.get()) is not None:
+            line.clear()
         super().display(msg, pos)
 
 

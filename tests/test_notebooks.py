@@ -31,11 +31,12 @@ REDUCED = {
 @pytest.mark.filterwarnings(
     "default"
 )  # of the notebook client itself; those of the notebook's code show in its outputs
-def test_notebook_runs(path):
+def test_notebook_runs(path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     parameters.source = REDUCED[path.stem]
     where = {"metadata": {"path": str(path.parent)}}  # a notebook imports scripts beside it
+    monkeypatch.setenv("TQDM_DISABLE", "1")  # outputs are committed
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type == "stream" and output.name == "stderr"]

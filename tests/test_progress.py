@@ -1,9 +1,14 @@
 """The current phase: on one line of a terminal, cleared at the end; nowhere else."""
 
+import inspect
 import io
 import sys
+import time
 
-from helpers.internals import ProgressBar, done, phase, progress_line
+import pytest
+from helpers.internals import ProgressBar, done, phase, progress_line, with_progress_line
+
+import sdeinfer as si
 
 
 class Terminal(io.StringIO):
@@ -53,6 +58,35 @@ def test_a_bar_takes_the_place_of_the_phase(monkeypatch):
             bar.update(2)
             assert terminal.line().startswith("sampling:  50%")
             assert "name" not in terminal.line()
+
+
+@with_progress_line
+def slow(seconds, *, progress=True):
+    del progress
+    phase("solving")
+    time.sleep(seconds)
+    return sys.stderr.line()
+
+
+def test_functions_say_what_they_do_after_two_seconds_unless_told_not_to(monkeypatch):
+    terminal = on_terminal(monkeypatch)
+    monkeypatch.setattr("sdeinfer._progress.DELAY", 0.2)
+    assert slow(0.0) == ""
+    assert slow(1.0, progress=False) == ""
+    assert terminal.getvalue() == ""
+    assert slow(1.0) == "solving …"
+    assert terminal.line() == ""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(si.fit, si.check, si.sample_networks, si.simulate, si.simulate_stopped, si.tangents, si.tune, si.transfer),
+        *(si.audit, si.observe.torch, si.observe_branches.torch),
+    ],
+)
+def test_what_takes_long_has_progress_by_default(function):
+    assert inspect.signature(function).parameters["progress"].default is True
 
 
 def test_nothing_is_shown_in_a_pipe_or_unasked(monkeypatch):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._auto import automatic, configured_sd
 from sdeinfer.auditing._books import Books, books_of, made
@@ -19,6 +20,7 @@ from sdeinfer.auditing._tests import rows_of, tests_of
 from sdeinfer.auditing._words import words_of
 
 
+@with_progress_line
 def audit(
     model: Any,
     inputs: Any = None,
@@ -29,6 +31,7 @@ def audit(
     norm: str | None = None,
     allow: Sequence[str] = (),
     seed: int = 0,
+    progress: bool = True,
 ) -> Audit:
     """Compare a network at initialisation with what is declared of it, by one forward pass and its weights.
 
@@ -48,6 +51,7 @@ def audit(
         norm: "pre" or "post", if norms are declared to be before branches or after sums.
         allow: findings that are as declared, of `audit.FAILS`: "zeros", "copies", …
         seed: seed of the weights, if `model` is a function.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
 
     Returns:
         The `Audit`: its `passed` (None where nothing is declared), `verdict` and `to_frame()`.
@@ -58,8 +62,11 @@ def audit(
     unknown = [each for each in allow if each not in FAILS]
     if unknown:
         raise InputError(f"allow: findings are {', '.join(FAILS)}, got {unknown[0]!r}")
+    del progress  # for `with_progress_line`
+    phase("running the model")
     network = made(model, seed)
     books = books_of(network, inputs)
+    phase("comparing with what is declared")
     if isinstance(recipe, Mapping):
         _require_matches(recipe, books.account)
     reference = None if like is None else made(like, seed)

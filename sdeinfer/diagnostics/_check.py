@@ -3,6 +3,7 @@
 import xarray as xr
 
 from sdeinfer._arguments import checked
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.diagnostics._own import tests_of_branches, tests_of_covariances, tests_of_scores
 from sdeinfer.diagnostics._posterior import Posterior, with_chains
 from sdeinfer.diagnostics._summary import (
@@ -21,12 +22,14 @@ from sdeinfer.layers import AbstractLayer
 
 
 @checked
+@with_progress_line
 @placed
 def check(
     post: xr.DataTree,
     data: xr.Dataset | None = None,
     *,
     architecture: AbstractLayer | type[AbstractLayer] | None = None,
+    progress: bool = True,
 ) -> Check:
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
@@ -53,6 +56,7 @@ def check(
         data: the data that were fitted, to be compared with those in the posterior, which are checked: the transitions
             that the fit used; some of the networks for data in chunks (Dask), with a note.
         architecture: the layer, for a custom type of layer, which the posterior does not store.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
 
     Returns:
         The verdicts, each with value, threshold and advice; and the skipped tests.
@@ -60,6 +64,8 @@ def check(
     Raises:
         InputError: for data that were not fitted.
     """
+    del progress  # for `with_progress_line`
+    phase("checking the fit")
     tree = with_chains(post)
     table, names = summarise(tree), identified_of(tree)
     if "coefficients" in tree.children:

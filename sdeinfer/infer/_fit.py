@@ -42,7 +42,7 @@ def fit(
     sampler: AbstractSampler | None = None,
     predictions: int | Literal["auto"] | None = "auto",
     predictive: Law | None = None,
-    progress: bool = False,
+    progress: bool = True,
     leave_out_damaged: bool = False,
     key: PRNGKeyArray,
 ) -> xr.DataTree:
@@ -75,7 +75,7 @@ def fit(
             draws if None, so that ArviZ's functions of predictions need no selection of draws.
         predictive: law of the replicates, that of the fit if None: by "finite-width" networks of the observed widths,
             drawn by their exact chain; by "limit" paths of the SDE.
-        progress: show progress bars, and on a terminal the current phase.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         leave_out_damaged: of data in chunks, leave out the networks that cannot be read or are no covariances; the
             attribute `damaged_networks` counts them. Otherwise they are an error.
         key: PRNG key.

@@ -51,7 +51,7 @@ def sample_networks(
     observe_every: int = 1,
     method: Literal["chain", "weights"] | None = None,
     first_network: int = 0,
-    progress: bool = False,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> xr.Dataset:
     """Draw independent networks with N(0, 1) weights and record their covariances V = XXᵀ/n.
@@ -73,7 +73,7 @@ def sample_networks(
             the same law. The state of the chain is V instead of X: in float32 it treats V as singular if an eigenvalue
             is below 10⁻⁶ of its diagonal. Where None, the chain if the layer has `forward_covariance`.
         first_network: number of the first network, to draw an ensemble in several parts with one key, by the chain.
-        progress: show a progress bar.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key; its words seed NumPy's Philox for the chain of shaped layers.
 
     Returns:

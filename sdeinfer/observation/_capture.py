@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
+from sdeinfer._progress import ProgressBar
 from sdeinfer.observation._arrays import as_array, first_array, library
 
 
@@ -72,7 +72,12 @@ class Recorder:
 def one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progress: bool) -> list[Part]:
     """Observe each network, by its number, with one network in memory at a time."""
     at_least_one(networks=networks)
-    return [observed(number) for number in tqdm(range(networks), desc="networks", disable=not progress)]
+    found = []
+    with ProgressBar(total=networks, desc="networks", show=progress) as bar:
+        for number in range(networks):
+            found.append(observed(number))
+            bar.update()
+    return found
 
 
 def torch_pass(model: Any, inputs: Any, recorder: Recorder) -> None:

@@ -59,7 +59,7 @@ def observe_torch(
     width: int | None = None,
     tokens: Any = None,
     pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
+    progress: bool = True,
     seed: int,
 ) -> xr.Dataset:
     """Draw PyTorch networks and observe them by forward hooks, with one network and two layers in memory at a time."""
@@ -173,7 +173,7 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
 
 
 def _observed(
-    network: Callable[[int, Callable[[Any], None]], None], *, networks: int, progress: bool = False, **settings: Any
+    network: Callable[[int, Callable[[Any], None]], None], *, networks: int, progress: bool = True, **settings: Any
 ) -> xr.Dataset:
     """Observe networks one after another, each by an `Observer` with these settings."""
 

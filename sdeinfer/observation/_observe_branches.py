@@ -43,7 +43,7 @@ def observe_torch_branches(
     width: int | None = None,
     tokens: Any = None,
     pattern: Pattern = EVERY_TOKEN,
-    progress: bool = False,
+    progress: bool = True,
     seed: int = 0,
 ) -> xr.Dataset:
     """Observe the residual branches of PyTorch networks by forward hooks, with one network in memory at a time.
@@ -178,7 +178,7 @@ def _observed(
     *,
     given: bool,
     networks: int = 1,
-    progress: bool = False,
+    progress: bool = True,
     **settings: Any,
 ) -> xr.Dataset:
     """Observe networks one after another, each by a `BranchObserver` with these settings."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import at_least_one, checked
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance._batched import semidefinite_cholesky
 from sdeinfer.covariance._factors import factor_on_host
 from sdeinfer.covariance._matrix import is_concrete, validate_covariance
@@ -24,6 +25,7 @@ from sdeinfer.solve._solve import fill_after, scan_paths
 
 
 @checked
+@with_progress_line
 def simulate(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
@@ -31,6 +33,7 @@ def simulate(
     *,
     paths: int,
     step: float = STEP,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> Float[Array, "paths times m m"]:
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
@@ -46,6 +49,7 @@ def simulate(
         ts: depth-times t = ℓ/n ≥ 0 at which to save, increasing (dimensionless).
         paths: number of independent paths.
         step: longest step in depth-time; each interval between saved times is cut into equal steps no longer than this.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key; the paths also depend on `paths` and on the kind of device.
 
     Returns:
@@ -56,6 +60,8 @@ def simulate(
         InputError: for a V0 that is not a covariance, and for invalid times or steps (see `step_grid`). Under `jax.jit`
             values out of range raise at run time; `equinox.filter_jit` shows a clear message.
     """
+    del progress  # for `with_progress_line`
+    phase("simulating")
     layer, V0 = check_inputs(layer, V0, paths)
     V, stopped = solve_from_key(layer, V0, step_grid(ts, step), PSDSplitting(), paths, key)
     return jax.device_put(fill_after(stopped, V, ts, np.inf))

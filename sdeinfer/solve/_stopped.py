@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import step_grid
 from sdeinfer.solve._psd import PSDSplitting, above, below
@@ -48,6 +49,7 @@ class StoppedPaths(eqx.Module):
 
 
 @checked
+@with_progress_line
 def simulate_stopped(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
@@ -56,6 +58,7 @@ def simulate_stopped(
     within: tuple[float, float] = PAPERS_RANGE,
     paths: int,
     step: float = 0.01,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> StoppedPaths:
     """Simulate the covariance SDE up to the time at which an eigenvalue of V leaves a range (§4.4, Fig. 5).
@@ -73,11 +76,14 @@ def simulate_stopped(
         within: exclusive lower and upper bound on the eigenvalues.
         paths: number of independent paths.
         step: longest step in depth-time.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key.
 
     Raises:
         InputError: as `simulate`, and for bounds that are not 0 ≤ lower < upper < ∞.
     """
+    del progress  # for `with_progress_line`
+    phase("simulating")
     lowest, highest = bounds_of(within)
     layer, V0 = check_inputs(layer, V0, paths)
     # Data of the compiled program, so that it serves every range.

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance._factors import factor_on_host
 from sdeinfer.covariance._matrix import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
@@ -38,6 +39,7 @@ class TangentPaths(eqx.Module):
 
 
 @checked
+@with_progress_line
 def tangents(
     layer: AbstractLayer,
     V0: Float[Array | np.ndarray, "m m"],
@@ -48,6 +50,7 @@ def tangents(
     within: tuple[float, float] | None = None,
     paths: int,
     step: float = STEP,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> TangentPaths:
     """Simulate the joint SDE of the covariance V of tokens and the covariances C and D of a tangent.
@@ -70,6 +73,7 @@ def tangents(
         within: exclusive lower and upper bound on the eigenvalues of V, as in `simulate_stopped`; None for no bounds.
         paths: number of independent paths.
         step: longest step in depth-time.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key.
 
     Returns:
@@ -80,6 +84,8 @@ def tangents(
         InputError: as `simulate` and `simulate_stopped`, and if V0, `cross` and `directions` are not the blocks of a
             covariance.
     """
+    del progress  # for `with_progress_line`
+    phase("simulating")
     joint = joint_covariance(V0, directions, cross)
     bounds = None if within is None else bounds_of(within)
     layer, joint = check_inputs(layer, joint, paths)

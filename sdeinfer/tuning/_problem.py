@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from sdeinfer._files import InputError
+from sdeinfer._progress import phase
 from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, Estimate, Probability, Quantile
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import Grid, step_grid
@@ -121,6 +122,7 @@ class Problem:
         """The statistics of each prompt; an InputError where they or their derivatives are not finite."""
         where = np.asarray(u, float).tobytes()
         if where not in self._remembered:
+            phase(f"tuning: evaluation {self.evaluations + 1} of {self.paths} networks")
             draw = self._sampler(u)
             found = [draw(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
             self._require_finite(u, found)

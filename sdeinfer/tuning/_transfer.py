@@ -46,7 +46,7 @@ def transfer(
     depths: Sequence[int],
     networks: int = 2000,
     with_weights: int = 64,
-    progress: bool = False,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> Transfer:
     """Measure the criteria of a tuned layer on networks of some widths and depths.
@@ -58,9 +58,9 @@ def transfer(
         tuned: the result of `tune`.
         widths: widths n.
         depths: depths d.
-        networks: number of networks without weights, as exact chains, which gradients have from a width of 4m a head on.
+        networks: number of networks without weights, as exact chains; gradients have them from a width of 4m a head on.
         with_weights: number of networks with weights; 0 for none.
-        progress: show the phase of the work.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key.
 
     Raises:

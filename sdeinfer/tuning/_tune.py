@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
-from sdeinfer._progress import phase
+from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
 from sdeinfer.layers import AbstractLayer, OverDepth, template
@@ -30,6 +30,7 @@ MOST_EXPLODED = 0.05
 
 
 @checked
+@with_progress_line
 def tune(
     architecture: str | AbstractLayer | type[AbstractLayer],
     V0: Float[Array | np.ndarray, "*prompts m m"],
@@ -45,6 +46,7 @@ def tune(
     law: Law = "finite-width",
     paths: int = 4096,
     step: float | None = None,
+    progress: bool = True,
     key: PRNGKeyArray,
 ) -> Tuned:
     """Choose parameters of a layer so that networks of some width and depth have stated properties.
@@ -80,12 +82,14 @@ def tune(
             that is longer, since parameters are smaller where networks are deeper. At most 1/n, a layer, for statistics
             of every step. By the limit fresh paths have half of it, so that a step which is too long shows in
             `Tuned.missed`.
+        progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
         key: PRNG key.
 
     Raises:
         InputError: for goals that cannot be attained, with the nearest that can; for invalid arguments; and for
             statistics without finite derivatives.
     """
+    del progress  # for `with_progress_line`
     began = time.perf_counter()
     kind = template(architecture)
     objective, sign = _objective(maximise, minimise)

@@ -3,7 +3,7 @@
 from sdeinfer import _cache, _progress
 from sdeinfer._files import InputError, staged_file, staged_folder
 from sdeinfer._map_reduce import map_chunks, reduce_chunks
-from sdeinfer._progress import ProgressBar, done, phase, progress_line
+from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
 from sdeinfer._threads import in_threads
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks

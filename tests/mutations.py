@@ -201,6 +201,7 @@ MUTATIONS = (
     Mutation("predictions: parameters of networks", "networks/_sample.py", "operator.itemgetter(members)", "operator.itemgetter(slice(0, stop - start))", "tests/infer/test_predictive.py::test_replicates_are_networks_of_the_parameters_of_their_draw"),
     Mutation("networks: tangents of features", "layers/_wishart.py", "(X[tokens:],)))", "(X[:tokens],)))", "tests/networks/test_tangent_chain.py::test_the_chain_of_tangents_has_the_law_of_the_weights"),
     Mutation("tuning: tangents of chains", "tuning/_samples.py", "D = S[..., tokens:, tokens:] if tangents", "D = S[..., :tokens, :tokens] if tangents", "tests/tuning/test_problem.py::test_gradients_are_those_of_networks_of_width_n_from_four_columns_a_token_on"),
+    Mutation("check: best draw of predictions", "diagnostics/_predictive.py", "axis=0).max() if p_values", "axis=0).min() if p_values", "tests/diagnostics/test_predictive.py::test_networks_that_no_draw_predicts_fail"),
     Mutation("networks: root of outputs", "networks/_sample.py", "np.maximum(values, 0.0))[:, None]", "np.maximum(values, 0.0))[..., None]", "tests/networks/test_sample.py::test_outputs_have_the_covariance_of_the_last_layer"),
     Mutation("covariance: forms of a pattern", "covariance/_pattern_noise.py", "@ inverse / 2", "@ inverse / 1.9", "tests/covariance/test_pattern.py::test_forms_read_and_make_the_coordinates"),
     Mutation("modules: temperature", "modules/_shared.py", "math.sqrt(width * key_width)", "width", "tests/modules/test_modules.py::test_modules_compute_the_equations_of_the_paper"),

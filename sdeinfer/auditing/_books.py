@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer._seeds import of_seed
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._graph import Graph
@@ -95,7 +96,7 @@ def _line(error: Exception) -> str:
 
 
 def made(model: Any, seed: int) -> Any:
-    """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`."""
+    """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
     if is_torch(model) or not (inspect.isroutine(model) or isinstance(model, type)):
         return model
     names = inspect.signature(model).parameters
@@ -106,7 +107,7 @@ def made(model: Any, seed: int) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
-    return model(seed)
+    return of_seed(model, seed)
 
 
 def is_torch(model: Any) -> bool:

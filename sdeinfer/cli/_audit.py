@@ -20,7 +20,8 @@ def audit_command(
         typer.Argument(
             metavar="MODEL",
             help="config.json of a Hugging Face model, its folder, or FILE.py[:FUNCTION] with a function that makes a "
-            "model of a seed, called `make` if not named; the file's `inputs` are used, if it has them",
+            "model, of a seed or without arguments, called `make` if not named; the file's `inputs` are used, if it "
+            "has them",
         ),
     ],
     *,
@@ -84,7 +85,16 @@ def _of_file(path: Path, name: str) -> tuple[Any, Any]:
     make = getattr(module, name, None)
     if not callable(make):
         raise si.InputError(f"{path}: no function {name!r} that makes a model")
-    return make, getattr(module, "inputs", None)
+    from sdeinfer.auditing._books import made
+
+    def model(seed: int) -> Any:
+        try:
+            return made(make, seed)
+        except Exception as error:
+            what = f"{type(error).__name__}: {first_line(error)}"
+            raise si.InputError(f"{path}: {name} makes no model of a seed, or without arguments ({what})") from error
+
+    return model, getattr(module, "inputs", None)
 
 
 def _of_configuration(path: Path) -> Any:

@@ -111,25 +111,30 @@ class BranchTests:
         return at_most("calibrated", "fourth moments, excess", value, KURTOSIS, advice)
 
     def layers(self) -> Verdict:
-        """Strengths of single layers against those of all."""
-        found = []
+        """Strengths of single layers against those of all; what differs is named by the median of the layers.
+
+        One layer far from all others moves their common strength, from which all then differ.
+        """
+        value, count, large = 1.0, len(self.parts), []
+        farthest = float(stats.norm.isf(self.level / count / 2))
         for name in self.names:
             own = np.flatnonzero(self.parts == name)
             at = self._at_values(name)[:, own].sum(0)
-            each, sd = -at[:, 1] / at[:, 2] / 2, np.sqrt(-1 / (2 * at[:, 2]))
-            z = (each - 2 * np.log(self.values[f"{name}.strength"])) / sd
-            found += list(zip(own, np.exp(each / 2) / self.values[f"{name}.strength"], sd / 2, z, strict=True))
-        count = len(found)
-        large = [
-            (branch, ratio, sd) for branch, ratio, sd, z in found if 2 * stats.norm.sf(abs(z)) * count < self.level
-        ]
+            strengths, sds = -at[:, 1] / at[:, 2] / 4, np.sqrt(-1 / (2 * at[:, 2])) / 2  # of log strengths
+            from_common = np.abs(strengths - np.log(self.values[f"{name}.strength"]))
+            differ = from_common > farthest * sds
+            if not differ.any():
+                continue
+            value = max(value, float(np.exp(from_common[differ].max())))
+            from_median = strengths - np.median(strengths)
+            named = np.flatnonzero(np.abs(from_median) > farthest * sds if len(own) > 2 else differ)
+            large += [(own[place], np.exp(from_median[place]), sds[place]) for place in named]
         large.sort(key=lambda each: -abs(np.log(each[1])))
-        value = max((float(np.exp(abs(np.log(ratio)))) for _, ratio, _ in large), default=1.0)
         listed = ", ".join(
             f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large[:3]
         )
         more = f" and {len(large) - 3} more" if len(large) > 3 else ""
-        advice = f"strengths differ between layers, in units of the common one {listed}{more}; fit models.every_branch"
+        advice = f"strengths differ between layers, in units of their median {listed}{more}; fit models.every_branch"
         return at_most("calibrated", "largest ratio of a layer's strength", value, ALIKE, advice)
 
     def shapes(self) -> list[Verdict]:

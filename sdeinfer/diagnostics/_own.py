@@ -19,7 +19,7 @@ from sdeinfer.diagnostics._innovations import Sums, sums_of
 from sdeinfer.diagnostics._networks import of_shared_noise
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
-from sdeinfer.diagnostics._predictive import of_predictions
+from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._skewness import of_skewness
@@ -121,7 +121,7 @@ def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTe
     last = predicted or []
     if every_layer:
         notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
-        last = []
+        last = of_draws(tree)
     skipped = _skipped(posterior, predicted=predicted is not None)
     return OwnTests(verdicts + of_spread, contractions, notes, assumed, beyond, last, skipped)
 

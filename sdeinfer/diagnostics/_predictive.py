@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.base.array import array_stats
 from jaxtyping import Float
-from scipy.stats import kstest, wasserstein_distance
+from scipy.stats import kstest, ttest_ind, wasserstein_distance
 
 from sdeinfer.diagnostics._posterior import require_groups
 from sdeinfer.diagnostics._thresholds import FLOORS, LEVEL
@@ -18,6 +18,9 @@ from sdeinfer.infer._predictive import last_layer
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 
 DISTANCE = "distance from predictions, floors"
+
+NO_DRAW, FEWEST_NETWORKS = 1e-4, 8
+"""The p-value of the best draw below which no draw predicts the networks, and the least number of these."""
 
 
 def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
@@ -32,7 +35,7 @@ def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
         return [at_most("agrees with the theory", DISTANCE, np.inf, FLOORS, advice)]
     law = in_words(post)
     verdicts = []
-    if post["observed_data"].sizes["network"] >= 8:
+    if post["observed_data"].sizes["network"] >= FEWEST_NETWORKS:
         transforms = left_out_transforms(post).items()
         p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms})
         advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than {law} predict"
@@ -46,6 +49,33 @@ def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
         f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
     return [*verdicts, at_most("agrees with the theory", DISTANCE, ratio.max(), FLOORS, advice)]
+
+
+def of_draws(post: xr.DataTree) -> list[Verdict]:
+    """A failed verdict if no draw of the posterior predicts the networks; none if one does.
+
+    Networks of the fitted law at one draw have exactly the law of the observed ones if that draw is the truth, in and
+    out of the range of the likelihood. The best of all draws counts: a wide posterior is no reason to fail.
+    """
+    predicted = post.children.get("posterior_predictive")
+    if predicted is None or predicted.attrs.get("law") != "finite-width" or not predicted["covariance"].size:
+        return []
+    observed, replicated = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    p_values = {}
+    for name, values in observed.items():
+        draws = replicated[name]
+        if len(values) >= FEWEST_NETWORKS and np.isfinite(values).all():
+            p = ttest_ind(values[None], np.where(np.isfinite(draws), draws, np.nan), axis=1, equal_var=False).pvalue
+            p_values[name] = np.where(np.isnan(p), 1.0, p)  # of draws with replicates that explode nothing is known
+    best = len(p_values) * np.min([*p_values.values()], axis=0).max() if p_values else 1.0
+    if best >= NO_DRAW:
+        return []
+    name = min(p_values, key=lambda name: p_values[name].max())
+    advice = (
+        f"no draw of the posterior predicts the mean of the {name} after the last layer, of networks that start as "
+        "these do: they are not these layers, perhaps where the law is out of range and they were left out"
+    )
+    return [at_least("agrees with the theory", "networks predicted by a draw, p", float(best), NO_DRAW, advice)]
 
 
 def in_words(post: xr.DataTree) -> str:

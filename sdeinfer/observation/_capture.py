@@ -13,6 +13,7 @@ import numpy as np
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar
+from sdeinfer._seeds import of_seed
 from sdeinfer.observation._arrays import as_array, first_array, library
 
 
@@ -117,7 +118,7 @@ def torch_network(torch: Any, make: Callable[[int], Any], seed: int, number: int
     own = int(np.random.SeedSequence(seed).generate_state(number + 1)[number])
     with torch.random.fork_rng():
         torch.manual_seed(own)
-        return make(own)
+        return of_seed(make, own)
 
 
 def torch_called(torch: Any, model: Any, inputs: Any) -> Any:

@@ -18,6 +18,7 @@ from helpers.internals import (
     copies,
     critical,
     law_of,
+    of_seed,
     pooled_ratio,
     repeated_blocks,
     streams_of,
@@ -259,6 +260,25 @@ def test_standard_deviations_are_those_by_hand():
 def test_unusable_arguments(arguments, line):
     with pytest.raises(si.InputError, match=line):
         si.audit((network, weights()), np.ones((4, N), np.float32), **arguments)
+
+
+class OfSize:
+    def __init__(self, size=4):
+        self.size = size
+
+
+class OfSeed:
+    def __init__(self, size=4, seed=0):
+        self.size = seed
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [(lambda seed: seed, 7), (lambda: "own", "own"), (lambda seed=1, width=8: (seed, width), (7, 8))],
+)
+def test_functions_take_a_seed_or_nothing(make, expected):
+    assert of_seed(make, 7) == expected
+    assert (of_seed(OfSize, 7).size, of_seed(OfSeed, 7).size) == (4, 7)
 
 
 def test_exponents_over_width_and_depth():

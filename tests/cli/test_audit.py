@@ -62,6 +62,11 @@ def test_what_is_declared_reaches_the_audit(model, monkeypatch):
         ({"config.json": "{"}, "config.json", "is not JSON"),
         ({"config.json": "{}"}, "config.json", "no `model_type` in it"),
         ({"model.py": "def make(seed): return 3"}, "model.py", "model: a module of PyTorch, Flax"),
+        (
+            {"model.py": "def make(): return 1 / 0"},
+            "model.py",
+            "make makes no model of a seed, or without arg",
+        ),
     ],
 )
 def test_unusable_input(files, model, line, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.internals import of_predictions
+from helpers.internals import of_draws, of_predictions
 from helpers.spending import share
 from matplotlib import pyplot
 from scipy import stats
@@ -165,3 +165,18 @@ def _mean_correlation(V):
     norm = np.sqrt(np.einsum("nii->ni", V))
     rho = V / norm[:, :, None] / norm[:, None]
     return rho[:, *np.triu_indices(TOKENS, 1)].mean(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("scale", "law", "failed"), [(1.0, "finite-width", 0), (1.5, "finite-width", 1), (1.5, "limit", 0)]
+)
+def test_networks_that_no_draw_predicts_fail(scale, law, failed):
+    """Draws of half the scale beside those of the right one do not count against a fit."""
+    data = tree(scale)
+    predicted = data["posterior_predictive"].to_dataset().assign_attrs(law=law)
+    predicted["covariance"][0, ::2] *= 0.5
+    data["posterior_predictive"] = predicted
+    found = of_draws(data)
+    assert len(found) == failed
+    assert all("largest log-eigenvalue" in each.advice for each in found)
+    assert not of_draws(data.isel(network=slice(7)))

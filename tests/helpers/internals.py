@@ -4,6 +4,7 @@ from sdeinfer import _cache, _progress
 from sdeinfer._files import InputError, staged_file, staged_folder
 from sdeinfer._map_reduce import map_chunks, reduce_chunks
 from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
+from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
@@ -58,7 +59,7 @@ from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, s
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._own import different_sizes, of_alternatives
 from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
-from sdeinfer.diagnostics._predictive import of_predictions
+from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._skewness import of_skewness, third_moments

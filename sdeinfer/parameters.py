@@ -195,6 +195,9 @@ class Coordinates:
     def __len__(self) -> int:
         return len(self.sampled)
 
+    def __repr__(self) -> str:
+        return f"Coordinates({', '.join(self.sampled)})"
+
     @property
     def identified(self) -> tuple[str, ...]:
         """Names of the sampled coordinates on which the limit depends."""

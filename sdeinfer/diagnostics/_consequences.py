@@ -163,7 +163,8 @@ def of_small_misfits(table: pd.DataFrame, law: str, networks: int) -> tuple[list
         largest, moved = _largest(table.loc[[SCATTER]])
         advice = (
             f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
-            "independent; fit fewer layers, as by `data.isel(layer=slice(2))`"
+            "independent, and fewer can be fitted, as by `data.isel(layer=slice(2))`; or networks have different "
+            "parameters, as by `models.hierarchical`"
         )
         bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * networks))
         verdicts.append(at_most("calibrated", "scatter of networks", largest, bound, advice))

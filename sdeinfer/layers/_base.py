@@ -5,12 +5,11 @@ Tests: `tests/layers/test_forward.py`.
 
 import abc
 import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,15 +177,26 @@ def check_parameters[T: AbstractLayer](layer: T) -> T:
     for name, value in values.items():
         if jnp.ndim(value):
             raise InputError(f"{name}: one layer at a time, with scalar parameters; got the shape {jnp.shape(value)}")
-    ranges = ", ".join(f"{name} {BIJECTIONS[parameter.bijection].range}" for name, parameter in declared.items())
-    message = f"{', '.join(values)}: a parameter is out of range ({ranges})"
     if all(map(is_concrete, values.values())):
-        if any(np.asarray(declared[name].is_faulty(np.asarray(value))).any() for name, value in values.items()):
-            raise InputError(message)
+        for name, value in values.items():
+            if np.asarray(declared[name].is_faulty(np.asarray(value))).any():
+                raise InputError(_out_of_range(name, declared[name]))
         return layer
-    faulty = [jnp.any(declared[name].is_faulty(jnp.asarray(value))) for name, value in values.items()]
-    message += "; an optimiser of u stays in range with layer.with_parameters(layer.coordinates.constrained(u))"
-    return eqx.error_if(layer, functools.reduce(operator.or_, faulty), message)
+    return raise_if_out_of_range(layer, declared, values)
+
+
+def raise_if_out_of_range[T](tree: T, declared: Mapping[str, Parameter], values: Mapping[str, Any]) -> T:
+    """Arrays, with an error at run time that names the first parameter with a traced value out of its range."""
+    faulty = jnp.stack([jnp.any(declared[name].is_faulty(jnp.asarray(value))) for name, value in values.items()])
+    messages = [
+        f"{_out_of_range(name, declared[name])}; an optimiser of u stays in range with layer.with_coordinates(u)"
+        for name in values
+    ]
+    return eqxi.branched_error_if(tree, faulty.any(), jnp.argmax(faulty), messages)
+
+
+def _out_of_range(name: str, parameter: Parameter) -> str:
+    return f"{name}: out of range, or NaN; must be {BIJECTIONS[parameter.bijection].range}"
 
 
 def limit_on_host(layer: AbstractLayer) -> Limit:

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.layers._base import AbstractLayer, parameter_cell, value_text
+from sdeinfer.layers._base import AbstractLayer, parameter_cell, raise_if_out_of_range, value_text
 from sdeinfer.parameters import Parameter
 
 
@@ -133,6 +133,11 @@ class OverDepth(AbstractLayer):
         values = jax.vmap(lambda time: self.at(time).parameters())(jnp.asarray(times, float))
         for name in self.profiles:
             self.layer.declared()[name].checked(values[name])
+
+    def raise_if_out_of_range[T](self, tree: T, times: Float[np.ndarray, " times"]) -> T:
+        """Arrays, with an error at run time for a traced profile that is out of range at one of some depth-times."""
+        values = jax.vmap(lambda time: self.at(time).parameters())(jnp.asarray(times, float))
+        return raise_if_out_of_range(tree, self.layer.declared(), {name: values[name] for name in self.profiles})
 
     @property
     def on_host(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
-from sdeinfer.covariance import Pattern
+from sdeinfer.covariance import CAUSAL, Pattern
 from sdeinfer.layers._attention import ShapedAttention
 from sdeinfer.layers._base import AbstractLayer, limit_of, limit_on_host, sizes_of
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP
@@ -138,8 +138,15 @@ def kind_in_words(layer: AbstractLayer) -> str:
 
 def call_of(layer: AbstractLayer) -> str:
     """The call that makes the template of a named layer."""
-    sizes = (f"{name}={value!r}" for name, value in own_sizes(layer).items())
+    sizes = (f"{name}={_literal(value)}" for name, value in own_sizes(layer).items())
     return f"si.layers.template({', '.join([repr(layer.name), *sizes])})"
+
+
+def _literal(size: Any) -> str:
+    """A size as a user writes it."""
+    if size == CAUSAL:
+        return "si.CAUSAL"
+    return f"si.{size!r}" if isinstance(size, Pattern) else repr(size)
 
 
 def attributes_of_layer(layer: AbstractLayer) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def limit_over(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
     if not isinstance(layer, OverDepth):
         return limit_of(layer)
     starts, middle = _steps(grid)
-    limits = _limits(layer, jnp.asarray(middle, float))
+    limits = layer.raise_if_out_of_range(_limits(layer, jnp.asarray(middle, float)), middle)
     return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), jnp.asarray(starts, float))
 
 

@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from helpers.cases import LAYERS
+from helpers.internals import check_parameters
 
 import sdeinfer as si
 from sdeinfer.solve import stopping_times
@@ -78,3 +79,14 @@ def test_traced_values_raise_at_run_time(compile_it):
             run(jnp.array(V0)).block_until_ready()
     with pytest.raises(Exception, match="out of range"):  # noqa: B017, PT011
         compile_it(lambda gamma: simulate(layer=si.ResidualFeedForward(gamma, 1.0, -1.0)))(1.5).block_until_ready()
+
+
+def test_errors_at_run_time_name_the_parameter():
+    """Also of a profile over depth; without the compilation of a solver."""
+    layer = si.OverDepth(si.ResidualFeedForward(0.5, 1.0, -1.0), gamma=lambda t: t)
+    checked = eqx.filter_jit(lambda last: layer.raise_if_out_of_range(EYE, last * np.array([0.5, 1.0])))
+    np.testing.assert_array_equal(checked(jnp.asarray(1.0)), EYE)
+    check = eqx.filter_jit(lambda c: check_parameters(si.ResidualFeedForward(0.5, 1.0, c)).c_minus)
+    for call, name in ((lambda: checked(jnp.asarray(1.2)), "gamma"), (lambda: check(jnp.asarray(np.nan)), "c_minus")):
+        with pytest.raises(Exception, match=f"{name}: out of range, or NaN"):  # noqa: B017, PT011
+            call()

@@ -83,8 +83,10 @@ def test_traced_values_raise_at_run_time(compile_it):
 
 def test_errors_at_run_time_name_the_parameter():
     """Also of a profile over depth; without the compilation of a solver."""
-    layer = si.OverDepth(si.ResidualFeedForward(0.5, 1.0, -1.0), gamma=lambda t: t)
-    checked = eqx.filter_jit(lambda last: layer.raise_if_out_of_range(EYE, last * np.array([0.5, 1.0])))
+    base, times = si.ResidualFeedForward(0.5, 1.0, -1.0), np.array([0.5, 1.0])
+    checked = eqx.filter_jit(
+        lambda last: si.OverDepth(base, gamma=lambda t: last * t).raise_if_out_of_range(EYE, times)
+    )
     np.testing.assert_array_equal(checked(jnp.asarray(1.0)), EYE)
     check = eqx.filter_jit(lambda c: check_parameters(si.ResidualFeedForward(0.5, 1.0, c)).c_minus)
     for call, name in ((lambda: checked(jnp.asarray(1.2)), "gamma"), (lambda: check(jnp.asarray(np.nan)), "c_minus")):

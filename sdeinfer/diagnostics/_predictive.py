@@ -3,6 +3,7 @@
 import contextlib
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,8 +66,11 @@ def of_draws(post: xr.DataTree) -> list[Verdict]:
     for name, values in observed.items():
         draws = replicated[name]
         if len(values) >= FEWEST_NETWORKS and np.isfinite(values).all():
-            p = ttest_ind(values[None], np.where(np.isfinite(draws), draws, np.nan), axis=1, equal_var=False)[1]
-            p_values[name] = np.where(np.isnan(p), 1.0, p)  # of draws with replicates that explode nothing is known
+            finite = np.where(np.isfinite(draws), draws, np.nan)
+            welch: Any = ttest_ind(values[None], finite, axis=1, equal_var=False)
+            p_values[name] = np.nan_to_num(
+                welch.pvalue, nan=1.0
+            )  # of draws with replicates that explode nothing is known
     best = len(p_values) * np.min([*p_values.values()], axis=0).max() if p_values else 1.0
     if best >= NO_DRAW:
         return []

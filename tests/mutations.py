@@ -123,7 +123,7 @@ MUTATIONS = (
     # Finite networks, with weights and without.
     Mutation("chain: residual scale", WISHART, "scale = gamma / xp.sqrt", "scale = 1.05 * gamma / xp.sqrt", CHAIN),
     Mutation("chain: residual in the other directions", WISHART, "gram(scale * matmul(F, far))", "gram(1.05 * scale * matmul(F, far))", CHAIN),
-    Mutation("chain: temperature of the logits", ATTENTION, "Y / (self.tau0 * xp.sqrt", "Y / (1.05 * self.tau0 * xp.sqrt", CHAIN),
+    Mutation("chain: temperature of the logits", ATTENTION, "tau = self.tau0 * xp.sqrt", "tau = 1.05 * self.tau0 * xp.sqrt", CHAIN),
     Mutation("chain: degrees of freedom", WISHART, "xp.asarray(nu) - np.arange(tokens)", "xp.asarray(nu) - 2 * np.arange(tokens)", CHAIN),
     Mutation("chain: hidden units", FEEDFORWARD, "/ units.astype(V.dtype)", "/ (1.05 * units.astype(V.dtype))", CHAIN),
     Mutation("chain: MLP", FEEDFORWARD, "drawn.chi[0])) / xp.sqrt(n))", "drawn.chi[0])) / xp.sqrt(1.05 * n))", CHAIN),

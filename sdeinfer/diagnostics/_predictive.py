@@ -26,9 +26,7 @@ NO_DRAW, FEWEST_NETWORKS = 1e-4, 8
 
 def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
     """Verdicts on networks after the last layer; None without predictions at the draws that are left."""
-    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
-        return None
-    if not all(map(len, _common_draws(post).values())):
+    if not _has_predictions(post):
         return None
     _, predicted = _compared(post)
     if not np.isfinite(predicted["largest log-eigenvalue"]).any():
@@ -58,8 +56,7 @@ def of_draws(post: xr.DataTree) -> list[Verdict]:
     Networks of the fitted law at one draw have exactly the law of the observed ones if that draw is the truth, in and
     out of the range of the likelihood. The best of all draws counts: a wide posterior is no reason to fail.
     """
-    predicted = post.children.get("posterior_predictive")
-    if predicted is None or predicted.attrs.get("law") != "finite-width" or not predicted["covariance"].size:
+    if not _has_predictions(post) or post["posterior_predictive"].attrs.get("law") != "finite-width":
         return []
     observed, replicated = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
     p_values = {}
@@ -154,6 +151,13 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
         else:
             rows[name] = 0.0 if y.size and np.ptp([*x, y[0]]) == 0 else np.inf, 0.0
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
+
+
+def _has_predictions(post: xr.DataTree) -> bool:
+    """Whether there are predictions at draws that have a likelihood."""
+    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
+        return False
+    return all(map(len, _common_draws(post).values()))
 
 
 def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:

@@ -132,7 +132,7 @@ class ShapedAttention(AbstractLayer):
         flat = self._flat(rows // 2 if tangents else rows, dtype)[:, :, None, None]
         tau = self.tau0 * xp.sqrt(n * xp.asarray(key_width, dtype=dtype))
 
-        def attended(L: Float[Any, "m rows blocks networks"]) -> Float[Any, "m rows blocks networks"]:
+        def attended(L: Float[Any, "m rows blocks networks"]) -> Float[Any, "m rows heads networks"]:
             """A L, in a form that keeps equal tokens equal bit for bit."""
             Y = matmul(matmul(L, products), transpose(L))
             A_less_I = _softmax(L.__array_namespace__().where(flat > 0, Y / tau, -np.inf)) - _times(self.gamma2, flat)

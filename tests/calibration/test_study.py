@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from calibration.judged import distance
 from calibration.study import p_values, power
 from helpers.spending import SHARE
 from scipy import stats
@@ -26,3 +27,9 @@ def test_posteriors_in_the_wrong_place_are_noticed_and_right_ones_are_not():
     assert min(p_values(ranks(200)).values()) > 0.1
     beyond = p_values(np.append(ranks(199), 0.0))  # a truth beyond all draws is as far as draws can tell
     assert SHARE < beyond["width"] < 1
+
+
+def test_distances_are_quantiles_where_draws_are_and_sds_beyond():
+    draws = -stats.expon.ppf((np.arange(4000) + 0.5) / 4000)
+    assert distance(np.log(0.01), draws) == pytest.approx(stats.norm.ppf(0.01), abs=0.01)
+    assert distance(-20.0, draws) == pytest.approx((-20 + 1) / 1, rel=0.02)

@@ -29,6 +29,8 @@ class _Line:
 
     def _open(self) -> None:
         with self._lock:
+            if self._timer.finished.is_set():  # closed while it waited for the lock
+                return
             self._bar = tqdm(bar_format="{desc}", desc=self.text, leave=False, position=0)
 
     def show(self, text: str) -> None:

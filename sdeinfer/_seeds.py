@@ -6,7 +6,7 @@ from typing import Any
 
 
 def of_seed(make: Callable[..., Any], seed: int) -> Any:
-    """What a function makes of a seed; without one if it takes no argument, or is a type that names no `seed`."""
+    """Call with a seed; without one if a function takes no argument, or a type names no `seed`."""
     signature = inspect.signature(make)
     if isinstance(make, type):
         return make(seed=seed) if "seed" in signature.parameters else make()

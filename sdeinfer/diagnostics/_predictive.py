@@ -13,15 +13,12 @@ from jaxtyping import Float
 from scipy.stats import kstest, ttest_ind, wasserstein_distance
 
 from sdeinfer.diagnostics._posterior import require_groups
-from sdeinfer.diagnostics._thresholds import FLOORS, LEVEL
+from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FLOORS, LEVEL, NO_DRAW
 from sdeinfer.diagnostics._verdict import Verdict, at_least, at_most
-from sdeinfer.infer._predictive import last_layer
+from sdeinfer.infer._predictive import last_layer, law_of_predictions
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 
 DISTANCE = "distance from predictions, floors"
-
-NO_DRAW, FEWEST_NETWORKS = 1e-4, 8
-"""The p-value of the best draw below which no draw predicts the networks, and the least number of these."""
 
 
 def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
@@ -56,18 +53,16 @@ def of_draws(post: xr.DataTree) -> list[Verdict]:
     Networks of the fitted law at one draw have exactly the law of the observed ones if that draw is the truth, in and
     out of the range of the likelihood. The best of all draws counts: a wide posterior is no reason to fail.
     """
-    if not _has_predictions(post) or post["posterior_predictive"].attrs.get("law") != "finite-width":
+    if not _has_predictions(post) or law_of_predictions(post) == "limit":
         return []
-    observed, replicated = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
+    observed, replicated = _compared(post)
     p_values = {}
     for name, values in observed.items():
-        draws = replicated[name]
         if len(values) >= FEWEST_NETWORKS and np.isfinite(values).all():
-            finite = np.where(np.isfinite(draws), draws, np.nan)
-            welch: Any = ttest_ind(values[None], finite, axis=1, equal_var=False)
-            p_values[name] = np.nan_to_num(
-                welch.pvalue, nan=1.0
-            )  # of draws with replicates that explode nothing is known
+            draws = np.where(np.isfinite(replicated[name]), replicated[name], np.nan)
+            welch: Any = ttest_ind(values[None], draws, axis=1, equal_var=False)
+            # Nothing is known of draws with replicates that explode.
+            p_values[name] = np.nan_to_num(welch.pvalue, nan=1.0)
     best = len(p_values) * np.min([*p_values.values()], axis=0).max() if p_values else 1.0
     if best >= NO_DRAW:
         return []
@@ -80,9 +75,8 @@ def of_draws(post: xr.DataTree) -> list[Verdict]:
 
 
 def in_words(post: xr.DataTree) -> str:
-    """What the observed networks are compared with."""
-    limit = post["posterior_predictive"].attrs.get("law", "limit") == "limit"
-    return "paths of the SDE" if limit else "networks of the fit"
+    """The replicates with which the observed networks are compared."""
+    return "paths of the SDE" if law_of_predictions(post) == "limit" else "networks of the fit"
 
 
 def at_last_layer(post: xr.DataTree) -> xr.DataTree:

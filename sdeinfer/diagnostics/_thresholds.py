@@ -69,6 +69,9 @@ CONTRACTION = 0.5
 FLOORS = 3.0
 """Largest acceptable distance from predictions, in units of its floor; samples of one law are at 1 ± 0.5."""
 
+NO_DRAW, FEWEST_NETWORKS = 1e-4, 8
+"""The p-value of the best draw below which no draw predicts the networks, and the least number of these."""
+
 DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
 

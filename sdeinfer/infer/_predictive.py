@@ -60,15 +60,15 @@ def predict(
     count = min(len(numbers), max(FEWEST_LAYERS, ENTRIES // (draws * V0.size)))
     kept = np.unique(np.linspace(0, len(numbers) - 1, count).round().astype(int))
     by_chain = law == "finite-width" and has_networks(architecture, data)
-    replicates_of = _networks if by_chain else _paths
+    replicates_of, steps = _networks if by_chain else _paths, (numbers[kept] - numbers[0]).astype(int)
     layers = np.broadcast_to(
         np.asarray(layers, V0.dtype).reshape(draws, -1, layers.shape[-1]), (draws, networks, layers.shape[-1])
     )
     replicate = np.empty((draws, networks, len(kept), *V0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
-        key_of_width, at = jr.fold_in(key, np.uint32(width)), numbers[kept].astype(int)
-        V = replicates_of(architecture, layers[:, same], V0[same], int(width), at, key=key_of_width)
+        key_of_width = jr.fold_in(key, np.uint32(width))
+        V = replicates_of(architecture, layers[:, same], V0[same], int(width), steps, key=key_of_width)
         # Values that single precision cannot hold have exploded as well.
         finite = (np.abs(V) < np.finfo(replicate.dtype).max).all(axis=(-2, -1), keepdims=True)
         replicate[:, same] = np.where(finite, V, np.nan)
@@ -103,12 +103,11 @@ def _networks(
     layers: Float[np.ndarray, "draws networks coordinates"],
     V0: Float[np.ndarray, "networks m m"],
     width: int,
-    numbers: Int[np.ndarray, " kept"],
+    steps: Int[np.ndarray, " kept"],
     *,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "draws networks kept m m"]:
-    """Networks by the exact chain, from the first of the layers to the others."""
-    steps = numbers - numbers[0]
+    """Networks by the exact chain, after so many layers."""
     every = int(np.gcd.reduce(steps))
     networks, observed = len(V0), int(steps[-1]) // every
     replicates = np.empty((len(layers), networks, len(steps), *V0.shape[1:]), np.float32)
@@ -135,12 +134,12 @@ def _paths(
     layers: Float[np.ndarray, "draws networks coordinates"],
     V0: Float[np.ndarray, "networks m m"],
     width: int,
-    numbers: Int[np.ndarray, " kept"],
+    steps: Int[np.ndarray, " kept"],
     *,
     key: PRNGKeyArray,
 ) -> Float[np.ndarray, "draws networks kept m m"]:
     """Paths of the SDE; NaN after an explosion."""
-    grid = step_grid((numbers - numbers[0]) / width, STEP)
+    grid = step_grid(steps / width, STEP)
     limits = jax.tree.map(lambda c: c.reshape(-1), limits_on_host(architecture, layers))
     starts = np.tile(factor_on_host(V0), (len(layers), 1, 1))
     V, stopped = solve_in_blocks(limits, starts, grid, paths=len(starts), key=key)
@@ -170,6 +169,11 @@ def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Datase
     return predicted.rename(draw="sample").assign_coords(index).unstack("sample").transpose("chain", "draw", ...)
 
 
+def law_of_predictions(post: xr.DataTree) -> str:
+    """The law of the replicates in a fit; files of earlier versions have paths of the limit."""
+    return post.children["posterior_predictive"].attrs.get("law", "limit")
+
+
 def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
     """Largest and smallest log-eigenvalue and mean correlation of V after the last layer; +∞ if exploded.
 
@@ -192,11 +196,10 @@ def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
 
 
 def with_numbers(found: xr.Dataset) -> xr.Dataset:
-    """The numbers of `last_layer` as variables, for ArviZ, which compares one number a network; and the covariances as
-    a coordinate.
+    """Covariances as a coordinate, and the numbers of `last_layer` as variables, of which ArviZ takes one a network.
 
     A number that some observed network lacks, as of a singular V, is left out there, and so from ArviZ's comparisons.
-    """  # noqa: D205
+    """
     covariance = found["covariance"]
     dims = [dim for dim in covariance.dims if dim not in ("layer", "token_a", "token_b")]
     numbers = {name.replace(" ", "_").replace("-", "_"): (dims, x) for name, x in last_layer(covariance).items()}

@@ -130,14 +130,17 @@ class OverDepth(AbstractLayer):
 
     def check_range(self, times: Float[np.ndarray, " times"]) -> None:
         """Raise an InputError for a profile that is out of its parameter's range at one of some depth-times."""
-        values = jax.vmap(lambda time: self.at(time).parameters())(jnp.asarray(times, float))
-        for name in self.profiles:
-            self.layer.declared()[name].checked(values[name])
+        for name, values in self._values(times).items():
+            self.layer.declared()[name].checked(values)
 
     def raise_if_out_of_range[T](self, tree: T, times: Float[np.ndarray, " times"]) -> T:
         """Arrays, with an error at run time for a traced profile that is out of range at one of some depth-times."""
+        return raise_if_out_of_range(tree, self.layer.declared(), self._values(times))
+
+    def _values(self, times: Float[np.ndarray, " times"]) -> dict[str, Float[Array, " times"]]:
+        """The profiles at some depth-times."""
         values = jax.vmap(lambda time: self.at(time).parameters())(jnp.asarray(times, float))
-        return raise_if_out_of_range(tree, self.layer.declared(), {name: values[name] for name in self.profiles})
+        return {name: values[name] for name in self.profiles}
 
     @property
     def on_host(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.criteria import GradientNorms
+from sdeinfer.infer._predictive import law_of_predictions
 from sdeinfer.plots._samples import plot_densities
 from sdeinfer.plots._style import NETWORKS, SDE, finish, legend_below, one_panel
 
@@ -115,7 +116,7 @@ def _plot_quantiles(
 
 def _law(post: xr.DataTree) -> str:
     """The law of the predictions, for legends."""
-    return "SDE" if post.children["posterior_predictive"].attrs.get("law", "limit") == "limit" else "fit"
+    return "SDE" if law_of_predictions(post) == "limit" else "fit"
 
 
 def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:

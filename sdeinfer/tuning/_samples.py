@@ -84,18 +84,11 @@ def chain_sample(
     singular, as with equal tokens, along directions that keep it so.
     """
     layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), each) for each in (layer, slopes))
-    parts = {}
-    for tangent, some in by_tangent(statistics).items():
-        start = V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), V0.dtype)))
-        room = depth if any(each.every_step for each in some) else 1
-        batch = chains_at_once(networks, len(start), layer.column_blocks, room)
-        sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
-
-        def draw(number: int, some=some, start=start, batch=batch, sizes=sizes) -> tuple[Array, Array, Array]:
-            members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
-            return _chain_block(some, layer, slopes, V0, start, members, key, **sizes)
-
-        parts[some] = _in_batches(draw, networks, batch)
+    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
+    parts = {
+        mine: _chains(mine, tangent, layer, slopes, V0, **sizes, key=key)
+        for tangent, mine in by_tangent(statistics).items()
+    }
     return joined(statistics, parts)
 
 
@@ -153,17 +146,34 @@ def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.nda
     return np.diag((np.arange(tokens) == tangent).astype(dtype))
 
 
+def with_tangent(V0: Float[np.ndarray, "m m"], tangent: int | str | None) -> Float[np.ndarray, "rows rows"]:
+    """V0, or the joint covariance of tokens and a tangent at time 0."""
+    return V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), V0.dtype)))
+
+
 def _in_batches(draw: Callable[[int], Sequence[Array]], count: int, size: int) -> Sample:
     """So many networks, drawn in threads; `draw` returns a block of `size` by its number."""
     blocks = in_threads(lambda number: [np.asarray(x) for x in draw(number)], range(-(-count // size)))
     return Sample(*(np.concatenate(parts, axis=-1)[..., :count] for parts in zip(*blocks, strict=True)))
 
 
+def _chains(statistics: Statistics, tangent: Any, layer, slopes, V0, *, width, depth, networks, key) -> Sample:
+    start, room = with_tangent(V0, tangent), depth if any(each.every_step for each in statistics) else 1
+    batch = chains_at_once(networks, len(start), layer.column_blocks, room)
+    sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
+
+    def draw(number: int) -> tuple[Array, Array, Array]:
+        members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
+        return _chain_block(statistics, layer, slopes, V0, start, members, key, **sizes)
+
+    return _in_batches(draw, networks, batch)
+
+
 def _paths(statistics: Statistics, tangent: Any, limit: LimitSteps, slopes: Limit, V0, grid: Grid, *, paths, key):
     dtype, every = V0.dtype, any(each.every_step for each in statistics)
     if every:
         grid = Grid(grid.steps, grid.steps[1:])
-    start = factor_on_host(V0 if tangent is None else np.asarray(block_diag(V0, tangent_at(tangent, len(V0), dtype))))
+    start = factor_on_host(with_tangent(V0, tangent))
     # A block saves at most 2²² entries of covariances.
     size = max(1, min(block_size(paths, start.size), 2**22 // (len(grid.saved) * start.size)))
     times = grid.times(dtype, padded=True)

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import jax
 import xarray as xr
 
-from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer._threads import on_cpu
 from sdeinfer.covariance import Pattern
@@ -86,11 +85,10 @@ def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: Abstra
     return with_pattern(data, kind.pattern)
 
 
-def require_settings(law: str, *, predictive: str = "limit", **counts: int) -> None:
-    for name, value in {"law": law, "predictive": predictive}.items():
-        if value not in (laws := get_args(Law)):
-            raise InputError(f"{name}: must be one of {', '.join(laws)}, got {value!r}")
-    at_least_one(**counts)
+def require_laws(**laws: str) -> None:
+    for name, value in laws.items():
+        if value not in (known := get_args(Law)):
+            raise InputError(f"{name}: must be one of {', '.join(known)}, got {value!r}")
 
 
 def require_complete(kind: AbstractLayer, data: xr.Dataset) -> None:

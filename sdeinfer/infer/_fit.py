@@ -9,9 +9,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sdeinfer._arguments import checked, given
+from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import architecture_of, masked, placed, require_settings
+from sdeinfer.infer._assume import architecture_of, masked, placed, require_laws
 from sdeinfer.infer._chunks import prepared_of
 from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._problem import pose
@@ -98,7 +98,8 @@ def fit(
     """
     counts = given(predictions=None if predictions == "auto" else predictions)
     predictive = law if predictive is None else predictive
-    require_settings(law, predictive=predictive, chains=chains, draws=draws, warmup=warmup, **counts)
+    require_laws(law=law, predictive=predictive)
+    at_least_one(chains=chains, draws=draws, warmup=warmup, **counts)
     data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
     prepared = prepared_of(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     sampler = problem.sampler(chains=chains, draws=draws, warmup=warmup) if sampler is None else sampler
@@ -151,7 +152,7 @@ def prepare(
     Raises:
         InputError: as in `fit`.
     """
-    require_settings(law)
+    require_laws(law=law)
     with jax.enable_x64(True):  # noqa: FBT003
         data, problem = pose(as_model(model), data, architecture=architecture, law=law, prior=prior)
         prepared = prepared_of(problem, data, largest_logit).joint
@@ -180,7 +181,7 @@ def transitions(
     Raises:
         InputError: as in `fit`.
     """
-    require_settings(law)
+    require_laws(law=law)
     if architecture is None and architecture_in(validate(data).attrs) is None:
         return transitions_of(data, Assumptions(law=law))
     kind = architecture_of(data, architecture)

@@ -113,10 +113,10 @@ def checked_priors(prior: Mapping[str, Any] | None, kind: Any) -> tuple[tuple[st
 
 def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution | float":
     if not isinstance(value, dist.Distribution):
-        try:
-            fixed = float(value)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"prior: {name}: a NumPyro distribution or a number is needed, got {value!r}") from error
+        number = np.asarray(value)
+        if number.ndim or number.dtype.kind not in "fiu":
+            raise InputError(f"prior: {name}: a NumPyro distribution or a number is needed, got {value!r}")
+        fixed = float(number)
         bijection = BIJECTIONS[parameter.bijection]
         with np.errstate(all="ignore"):
             inside = np.isfinite(bijection.to_real(np, np.float64(fixed)))

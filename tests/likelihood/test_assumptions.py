@@ -31,6 +31,7 @@ def assumed(prior, law="limit") -> Assumptions:
         ({"tau0": dist.Normal(0, 1)}, "tau0 must be greater than 0 and finite; Normal is on"),
         ({"gamma": dist.LogNormal(0, 1)}, "gamma must be in"),
         ({"gamma": dist.Beta(2, 2).expand([3])}, "a distribution of one number is needed"),
+        ({"tau0": "1"}, "a NumPyro distribution or a number is needed, got '1'"),
         ({"gamma": "wide"}, "a NumPyro distribution or a number is needed, got 'wide'"),
         ({"c_gap": dist.Poisson(2.0)}, "c_gap: a continuous distribution with draws is needed, got Poisson"),
         ({"c_gap": dist.ImproperUniform(dist.constraints.positive, (), ())}, "a continuous distribution with draws"),

@@ -33,10 +33,11 @@ def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
     verdicts = []
     if post["observed_data"].sizes["network"] >= FEWEST_NETWORKS:
         transforms = left_out_transforms(post).items()
-        p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms})
-        advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than {law} predict"
-        p = min(1.0, p_values.min() * len(p_values))
-        verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
+        p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms}).dropna()
+        if len(p_values):  # none is known where no draw has finite predictions for every network
+            advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than {law} predict"
+            p = min(1.0, p_values.min() * len(p_values))
+            verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
     distances = distance_from_theory(post)
     ratio = (distances["wasserstein"] / distances["floor"]).fillna(0.0)  # 0/0 where all are equal
     far = distances.loc[ratio.idxmax()]

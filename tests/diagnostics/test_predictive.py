@@ -180,3 +180,11 @@ def test_networks_that_no_draw_predicts_fail(scale, law, failed):
     assert len(found) == failed
     assert all("largest log-eigenvalue" in each.advice for each in found)
     assert not of_draws(data.isel(network=slice(7)))
+
+
+def test_weights_that_are_not_known_leave_the_distance(monkeypatch):
+    """As where no Pareto law fits the tail of any network's weights."""
+    unknown = np.full((DRAWS, NETWORKS), np.nan)
+    monkeypatch.setattr("sdeinfer.diagnostics._predictive._left_out_weights", lambda post: unknown)
+    (distance,) = of_predictions(tree()) or []
+    assert distance.name == "distance from predictions, floors"

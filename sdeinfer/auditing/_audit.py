@@ -1,22 +1,24 @@
 """Is a network initialised as it claims?"""
 
 import dataclasses
+import fnmatch
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._auto import automatic, configured_sd
-from sdeinfer.auditing._books import Books, books_of, made
+from sdeinfer.auditing._books import Books, books_from, books_of, made, record_of
 from sdeinfer.auditing._causes import explained
-from sdeinfer.auditing._findings import FAILS, findings_of
+from sdeinfer.auditing._facts import FAILS, facts_of, some, unreached
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
-from sdeinfer.auditing._recipe import Recipe, applies, of_rules
+from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
+from sdeinfer.auditing._readings import norms_of, readings_of
+from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import rows_of, tests_of
+from sdeinfer.auditing._tests import Test, rows_of, tests_of_named, tests_of_rows, unmatched
 from sdeinfer.auditing._words import words_of
 
 
@@ -39,73 +41,136 @@ def audit(
     sizes, `audit.Monitor` for training, `audit.assert_initialised` for test suites.
 
     Arguments:
-        model: a module of PyTorch, Flax or Equinox; a function of a seed that makes one; or a pair of a function of
-            parameters and inputs, and its parameters (a pytree of arrays, as of Haiku or Linen).
-        inputs: the model's input: one positional argument, or a mapping of keyword arguments; with two items and a few
+        model: a module of PyTorch, Flax or Equinox; a function of a seed, or without arguments, that makes one; or a
+            pair of a function of parameters and inputs, and its parameters (a pytree of arrays, as of Haiku or Linen).
+        inputs: the model's input: one positional argument, or a mapping of keyword arguments, nested or not; with a few
             tokens dependences are checked, too. None for tokens, images or vectors that fit.
-        recipe: what is declared: "auto" for what a Hugging Face configuration says, a name of `audit.recipes.RECIPES`,
+        recipe: what is declared: "auto" for what a Hugging Face model says, a name of `audit.recipes.RECIPES`,
             a `Recipe`, or a mapping of roles or globs of names to standard deviations; None to say what is.
         like: another model, compared with role by role, as an older implementation; where parameters have the same
-            names, its outputs with the weights of this one are compared, too.
+            names or roles, its outputs with the weights of this one are compared, too.
         causal: whether tokens are declared not to see later ones.
-        norm: "pre" or "post", if norms are declared to be before branches or after sums.
-        allow: findings that are as declared, of `audit.FAILS`: "zeros", "copies", …
+        norm: "pre", "post", "sandwich" or "qk", if norms are declared to be before branches, after sums, before and
+            after branches, or of queries and keys; several as "pre+qk".
+        allow: findings that are as declared, of `audit.FAILS`; "untested", or globs of what may be left untested.
         seed: seed of the weights, if `model` is a function.
         progress: whether a line on a terminal or in a notebook says what is done, after two seconds.
 
     Returns:
-        The `Audit`: its `passed` (None where nothing is declared), `verdict` and `to_frame()`.
+        The `Audit`: its `passed` (None where nothing is declared, or something declared was not tested), `verdict`,
+        `untested` and `to_frame()`.
 
     Raises:
         InputError: if the model cannot be run, for an unknown recipe, or for a rule that matches no parameter.
     """
-    unknown = [each for each in allow if each not in FAILS]
-    if unknown:
-        raise InputError(f"allow: findings are {', '.join(FAILS)}, got {unknown[0]!r}")
     del progress  # for `with_progress_line`
+    _require_words(causal, norm)
     phase("running the model")
     network = made(model, seed)
     books = books_of(network, inputs)
+    _require_allowed(allow, books)
     phase("comparing with what is declared")
-    if isinstance(recipe, Mapping):
-        _require_matches(recipe, books.account)
     reference = None if like is None else made(like, seed)
     other = None if reference is None else books_of(reference, inputs)
     rule = recipe_of(recipe, network) if other is None else as_found(other)
-    if rule is not None:
-        given = {"causal": causal, "norm": norm}
-        rule = dataclasses.replace(rule, **{key: value for key, value in given.items() if value is not None})
-        causal = rule.causal
-    found = judged(books, rule, network, causal=causal, allow=tuple(allow))
-    if other is None:
-        return found
-    more = [*other_roles(books, other), *other_outputs(reference, books, other)]
-    return dataclasses.replace(found, tests=(*more, *found.tests))
+    if isinstance(recipe, Mapping) and (key := next(unmatched(recipe, books.account), None)) is not None:
+        roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
+        raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
+    more = [] if other is None else [*other_roles(books, other), *other_outputs(reference, books, other)]
+    return judged(books, rule, network, causal=causal, norm=norm, allow=allow, more=more)
 
 
-def _require_matches(rules: Mapping[str, Any], account: Account) -> None:
-    """Every key has to match a parameter: a mistyped one would leave parameters undeclared."""
-    matrices = account.matrices.values()
-    for key in rules:
-        if not any(applies(key, matrix) for matrix in matrices):
-            roles = ", ".join(sorted({role for matrix in matrices for role in matrix.role.split("/")}))
-            raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
+def _require_words(causal: Any, norm: Any) -> None:
+    if causal is not None and not isinstance(causal, bool):
+        raise InputError(f"causal: True, False or None is needed, got {causal!r}")
+    for word in [] if norm is None else str(norm).split("+"):
+        if word not in NORMS:
+            raise InputError(f"norm: one of {', '.join(NORMS)} is needed, or several with + between, got {norm!r}")
+
+
+def _require_allowed(allow: Sequence[str], books: Books) -> None:
+    if isinstance(allow, str):
+        raise InputError(f"allow: a list is needed, got {allow!r}")
+    known = {*FAILS, "untested", "causal", "norm", *books.account.graph.record.parameters, *books.account.matrices}
+    for word in allow:
+        if not any(fnmatch.fnmatchcase(name, word) for name in known):
+            raise InputError(f"allow: findings are {', '.join(FAILS)}, untested or a name, got {word!r}")
 
 
 def judged(
-    books: Books, rule: Recipe | None, network: Any = None, *, causal: bool | None = None, allow: tuple[str, ...] = ()
+    books: Books,
+    rule: Recipe | None,
+    network: Any = None,
+    *,
+    causal: bool | None = None,
+    norm: str | None = None,
+    allow: Sequence[str] = (),
+    more: Sequence[Test] = (),
 ) -> Audit:
-    """The audit of books by a recipe."""
+    """The audit of books by a recipe, and by what else is declared."""
     account, laws = books.account, books.laws
+    causal = rule.causal if causal is None and rule is not None else causal
+    norm = rule.norm if norm is None and rule is not None else norm
+    readings = readings_of(account)
+    norms = norms_of(account, readings)
     rows = rows_of(account, laws, rule)
-    tests = findings_of(account, laws, books.dependences, allow=allow, causal=causal, judged=rule is not None)
+    tests = [*more, *facts_of(account, laws, books.dependences, readings, norms, judged=rule is not None)]
     hint = ""
     if rule is not None:
-        compared = explained(tests_of(account, rows, rule), rows, rule)
-        tests = [*tests, *compared]
-        if any(not test.passed and test.topic in ("σ", "bias", "law") for test in compared):
+        of_rows = explained(tests_of_rows(rows, rule), rows, rule)
+        named = tests_of_named(account, laws, rule, {row.matrix.array for row in rows if row.declared is not None})
+        of_pass = tests_of_pass(account, laws, readings, rule)
+        tests += [*of_rows, *named, *_in_its_code(network, books, of_pass), *_unreached(books, rule)]
+        if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
-    return Audit(books.name, rule, tuple(rows), tuple(tests), words_of(account, laws, books.dependences), account, hint)
+    tests += [*tests_of_norms(account, norms, readings, norm), *tests_of_mask(books.dependences, causal=causal)]
+    tests = [test for test in tests if test.passed is True or not _allowed(test, allow)]
+    declared = rule is not None or causal is not None or norm is not None
+    words = words_of(account, laws, books.dependences, norms)
+    return Audit(books.name, rule, tuple(rows), tuple(tests), words, account, hint, declared)
+
+
+def _allowed(test: Test, allow: Sequence[str]) -> bool:
+    names = (test.topic, test.what, *test.names)
+    if test.passed is False:
+        return test.topic in allow
+    return any(fnmatch.fnmatchcase(name, word) for word in allow for name in names)
+
+
+def _in_its_code(network: Any, books: Books, tests: list[Test]) -> list[Test]:
+    """Tests of a pass by "auto": a factor that a fresh twin of the model has is that of its library's code."""
+    failed = [test for test in tests if test.passed is False]
+    if not failed or not hasattr(getattr(network, "config", None), "model_type"):
+        return tests
+    from sdeinfer.auditing._library import twin_of
+
+    try:
+        other = twin_of(network)
+        twin = books_from(other, record_of(other, books.inputs), books.inputs)
+    except Exception:
+        return tests
+    rule = recipe_of("auto", network)
+    assert rule is not None
+    same = {
+        (test.topic, test.what, test.says)
+        for test in tests_of_pass(twin.account, twin.laws, readings_of(twin.account), rule)
+        if test.passed is False
+    }
+    return [
+        dataclasses.replace(test, passed=True, topic="code") if (test.topic, test.what, test.says) in same else test
+        for test in tests
+    ]
+
+
+def _unreached(books: Books, rule: Recipe) -> list[Test]:
+    """Matrices that the pass did not reach: their roles, factors and places are not tested."""
+    parameters = books.account.graph.record.parameters
+    matrices = [name for name, each in parameters.items() if len(each.shape) > 1]
+    left = [name for name in unreached(books.account) if name in matrices and rule.named(name) is None]
+    if not left:
+        return []
+    says = f"{len(left)} of {len(matrices)} matrices are not reached by these inputs ({some(left)})"
+    return [Test("untested", "unreached", None, says, names=tuple(left))]
 
 
 def _hint(books: Books, rule: Recipe, network: Any) -> str:
@@ -115,7 +180,7 @@ def _hint(books: Books, rule: Recipe, network: Any) -> str:
         if name == rule.name:
             continue
         other = _named(name, sd)
-        tests = tests_of(books.account, rows_of(books.account, books.laws, other), other)
+        tests = tests_of_rows(rows_of(books.account, books.laws, other), other)
         sigma = [test for test in tests if test.topic in ("σ", "bias")]
         if any(test.topic == "σ" for test in sigma) and all(test.passed for test in sigma):
             return f"{name!r} would pass"

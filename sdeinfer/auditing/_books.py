@@ -4,9 +4,10 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from sdeinfer._seeds import of_seed
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import PACKED, candidates, needed
+from sdeinfer.auditing._inputs import Inputs, argument_names, as_tensor, bound, candidates, needed
 from sdeinfer.auditing._law import Law, law_of
 from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._roles import account_of
@@ -30,40 +31,40 @@ class Books:
     laws: dict[str, Law]
     dependences: Dependences
     name: str
-    inputs: Any = None
+    inputs: Inputs
 
 
 def books_of(network: Any, inputs: Any = None) -> Books:
-    """Read the books: a pass, a second one with a token changed, and the laws of all parameters."""
-    record, given = first_pass(network, inputs)
+    """Read the books of a network with the inputs given, or with the first ones that fit."""
+    return books_from(network, *first_pass(network, inputs))
+
+
+def books_from(network: Any, record: Record, given: Inputs) -> Books:
+    """Read the books of a pass, with a second one with a token changed, and the laws of all parameters."""
     account = account_of(Graph(record))
-    other = changed(given) if isinstance(given, dict) and not PACKED & {*given} else None
+    other = changed(given)
     found = Dependences()
     if other is not None:
-        second = tap(network)[0](network, other[0])
-        found = dependences_of(account, second, other[1], next(iter(given.values())).shape[0])
-    laws = {name: law_of(each) for name, each in record.parameters.items()}
+        found = dependences_of(account, record_of(network, other.inputs), other)
+    laws = {name: law_of(each) for name, each in account.parameters.items()}
     return Books(account, laws, found, record.name, given)
 
 
-def tap(network: Any) -> tuple[Callable[..., Record], Callable[..., Any]]:
-    """The functions that record a pass of a model, and that turn inputs into its tensors."""
+def record_of(network: Any, inputs: Inputs) -> Record:
+    """The record of a pass."""
     if is_torch(network):
-        from sdeinfer.auditing._torch import as_tensors, record_of
+        from sdeinfer.auditing import _torch as library
     else:
-        from sdeinfer.auditing._jax import record_of
-        from sdeinfer.auditing._jax_models import as_tensors, require_model
+        from sdeinfer.auditing import _jax as library
 
-        require_model(network)
-    return record_of, as_tensors
+    return library.record_of(network, inputs)
 
 
-def first_pass(network: Any, inputs: Any) -> tuple[Record, Any]:
+def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
     """The record of a pass, with the inputs given, or with the first ones that fit."""
-    record_of, as_tensors = tap(network)
     name = type(network).__name__
     if inputs is not None:
-        given = as_tensors(inputs, network)
+        given = _bound(network, inputs)
         try:
             return record_of(network, given), given
         except InputError:
@@ -72,22 +73,26 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Any]:
             raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
     if not is_torch(network):
         raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
-    tried, errors = candidates(network), []
-    given = next(tried, None)
-    while given is not None:
+    errors = []
+    for given in candidates(network):
         try:
             return record_of(network, given), given
         except InputError:
             raise
         except Exception as error:
             errors.append(_line(error))
-        try:
-            given = tried.send(errors[-1])
-        except StopIteration:
-            break
     names = ", ".join(needed(network)) or "its argument"
     why = f" ({errors[0]})" if errors else ""
     raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{why}")
+
+
+def _bound(network: Any, inputs: Any) -> Inputs:
+    if is_torch(network):
+        return bound(inputs, argument_names(network.forward), functools.partial(as_tensor, module=network))
+    from sdeinfer.auditing._jax_models import argument_names_of, require_model
+
+    require_model(network)
+    return bound(inputs, argument_names_of(network), np.asarray)
 
 
 def _line(error: Exception) -> str:
@@ -97,17 +102,25 @@ def _line(error: Exception) -> str:
 
 def made(model: Any, seed: int) -> Any:
     """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
-    if is_torch(model) or not (inspect.isroutine(model) or isinstance(model, type)):
+    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type)):
+        model = _made(model, seed)
+    if not is_torch(model):
         return model
-    names = inspect.signature(model).parameters
+    from sdeinfer.auditing._torch import unwrapped
+
+    return unwrapped(model)
+
+
+def _made(make: Any, seed: int) -> Any:
+    names = inspect.signature(make).parameters
     if "key" in names:
-        return model(key=sys.modules["jax"].random.key(seed))
+        return make(key=sys.modules["jax"].random.key(seed))
     if "rngs" in names:
-        return model(rngs=sys.modules["flax.nnx"].Rngs(seed))
+        return make(rngs=sys.modules["flax.nnx"].Rngs(seed))
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(seed)
-    return of_seed(model, seed)
+    return of_seed(make, seed)
 
 
 def is_torch(model: Any) -> bool:
@@ -121,8 +134,10 @@ def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
         from sdeinfer.auditing._jax_models import replaced
 
         return replaced(network, new)
+    from sdeinfer.auditing._torch import named
+
     torch = sys.modules["torch"]
-    parameters = dict(network.named_parameters())
+    parameters = named(network.named_parameters(remove_duplicate=False))[0]
     with torch.no_grad():
         for name, values in new.items():
             parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))

@@ -4,14 +4,17 @@ from typing import Any
 
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
-from sdeinfer.auditing._findings import FAILS
+from sdeinfer.auditing._facts import FAILS
 from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._monitor import Monitor
 from sdeinfer.auditing._scaling import scaling
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
-    """Raise an AssertionError with the verdict and the tensors that failed unless a model passes; see `audit`."""
+    """Raise an AssertionError with the verdict and the tensors that failed unless a model passes; see `audit`.
+
+    What is declared and not tested fails, unless `allow` names it.
+    """
     found = _audit(model, inputs, recipe=recipe, **settings)
     if found.passed:
         return
@@ -20,7 +23,7 @@ def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", 
         f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}"
         for row in rows
     ]
-    raise AssertionError("\n".join([found.verdict, *table[:40]]))
+    raise AssertionError("\n".join([found.verdict, *table[:40], *found.untested]))
 
 
 class Auditing:

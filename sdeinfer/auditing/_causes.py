@@ -1,9 +1,13 @@
-"""Mistakes that explain the ratio of a σ to the declared one, by matrix. Tests: `tests/auditing/test_audit.py`."""
+"""Mistakes that explain the ratio of what is found to what is declared, in all layers at once.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from sdeinfer.auditing._account import Logits
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
 
@@ -14,75 +18,87 @@ NEAR = 0.03
 def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
     """The failed tests of σ with their causes."""
     by_name = {row.matrix.name: row for row in rows}
-    failed = [
-        test
-        for test in tests
-        if test.topic in ("σ", "bias") and not test.passed and test.names and math.isfinite(test.ratio)
-    ]
+    wrong = [test for test in tests if test.topic in ("σ", "bias") and test.passed is False]
+    failed = [test for test in wrong if 0 < test.ratio < math.inf]
     found = {}
     for test in failed:
         own = [by_name[name] for name in test.names]
-        found[id(test)] = _swapped(test, failed, by_name) or cause_of(test, own, recipe)
+        found[id(test)] = _swapped(test, failed, by_name) or cause_of(own, recipe)
     return [dataclasses.replace(test, cause=found.get(id(test), test.cause)) for test in tests]
 
 
-def cause_of(test: Test, own: list[Row], recipe: Recipe) -> str:
+def cause_of(own: list[Row], recipe: Recipe) -> str:
     """The first mistake that explains a ratio in all tensors of a role."""
-    log_ratio, error = pooled_ratio(own)
+    _, error = pooled_ratio(own)
     near = min(max(4 * error, 0.01), NEAR)
     for symbol, values, says in _candidates(own, recipe):
         logs = [math.log(row.ratio / value) for row, value in zip(own, values, strict=True) if value > 0]
         if len(logs) < len(own) or max(abs(math.log(value)) for value in values) < 2 * near:
             continue
-        weights = [row.law.error**-2 for row in own]
+        weights = [row.error**-2 for row in own]
         mean = sum(w * x for w, x in zip(weights, logs, strict=True)) / sum(weights)
-        if abs(mean) < near and all(abs(x) < max(6 * row.law.error, near) for x, row in zip(logs, own, strict=True)):
+        if abs(mean) < near and all(abs(x) < max(6 * row.error, near) for x, row in zip(logs, own, strict=True)):
             typical = math.exp(sum(math.log(value) for value in values) / len(values))
             return f"{symbol} = {typical:.3g}: {says}"
     return ""
 
 
 def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[float], str]]:
-    matrices = [row.matrix for row in own]
+    matrices, count = [row.matrix for row in own], len(own)
     sds = [float(row.declared or math.nan) for row in own]
-    where = f"the {matrices[0].role} {'matrix' if len(own) == 1 else 'matrices'}"
-    for name in dict.fromkeys(key for matrix in matrices for key in recipe.factors(matrix)):
-        factors = [recipe.factors(matrix).get(name, 1.0) for matrix in matrices]
-        inverse = name[2:] if name.startswith("1/√(") else f"1/({name})"
-        yield inverse, [1 / f for f in factors], f"the factor {name} of {where} is missing"
-        yield name, factors, f"the factor {name} of {where} is there twice"
+    where = f"the {matrices[0].role} {'matrix' if count == 1 else 'matrices'}"
     depth = [math.sqrt(2 * max(matrix.layers, 1)) for matrix in matrices]
-    if not any("2L" in key for key in recipe.factors(matrices[0])):
+    layer = [math.sqrt(2 * ((matrix.layer or 0) + 1)) for matrix in matrices]
+    if _scaled_with_depth(own, recipe):
+        yield "√(2L)", depth, f"the factor 1/√(2L) of {where} is missing"
+        yield "1/√(2L)", [1 / d for d in depth], f"the factor 1/√(2L) of {where} is there twice"
+        own_layer = [d / x for d, x in zip(depth, layer, strict=True)]
+        yield "√(2L)/√(2(l + 1))", own_layer, f"{where} are scaled by their own layer, not by L"
+    else:
         yield "1/√(2L)", [1 / d for d in depth], f"{where} are scaled with depth, which is not declared"
         yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
-    yield "√2", [math.sqrt(2)] * len(own), f"{where} have twice the variance, as with a gain of ReLU"
-    number = [math.sqrt(2 * ((matrix.layer or 0) + 1)) for matrix in matrices]
-    yield "1/√(2(l + 1))", [1 / x for x in number], f"{where} are scaled by their own layer"
-    if "2L" in str([*recipe.factors(matrices[0])]):
-        yield (
-            "√(2L)/√(2(l + 1))",
-            [d / x for d, x in zip(depth, number, strict=True)],
-            f"{where} are scaled by their own layer, not by L",
-        )
     fans = [(max(matrix.fan_in, 1), max(matrix.fan_out, 1)) for matrix in matrices]
-    yield (
-        "default/σ",
-        [1 / math.sqrt(3 * i) / sd for (i, _), sd in zip(fans, sds, strict=True)],
-        f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised",
-    )
+    if all(matrix.places is not None for matrix in matrices):
+        packed = [math.sqrt((i + o) / (i + 3 * o)) for i, o in fans]
+        yield "√((i + o)/(i + 3o))", packed, f"{where} have the fan_out of three matrices in one array"
+    yield "√2", [math.sqrt(2)] * count, f"{where} have twice the variance, as with a gain of ReLU"
+    yield "1/√2", [math.sqrt(0.5)] * count, f"{where} have half the variance, as without a gain of ReLU"
+    yield "1/√(2(l + 1))", [1 / x for x in layer], f"{where} are scaled by their own layer"
+    default = [1 / math.sqrt(3 * i) / sd for (i, _), sd in zip(fans, sds, strict=True)]
+    says = f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
+    yield "default/σ", default, says
     if all(i != o for i, o in fans):
         yield "√(fan_in/fan_out)", [math.sqrt(i / o) for i, o in fans], f"fan_out is taken for fan_in in {where}"
         yield "√(fan_out/fan_in)", [math.sqrt(o / i) for i, o in fans], f"fan_in is taken for fan_out in {where}"
+    for symbol, sizes in _areas(own):
+        yield symbol, sizes, f"the area of the kernel is not in the fans of {where}"
     yield "σ", sds, f"the variance is taken for the standard deviation in {where}"
     yield "1/√σ", [sd**-0.5 for sd in sds], f"the standard deviation is taken for the variance in {where}"
-    yield (
-        ".02/σ",
-        [0.02 / sd for sd in sds],
-        f"{where} have a standard deviation of 0.02, the default of many configurations",
-    )
+    usual = f"{where} have a standard deviation of 0.02, the default of many configurations"
+    yield ".02/σ", [0.02 / sd for sd in sds], usual
     yield "1/σ", [1 / sd for sd in sds], f"{where} have a standard deviation of 1, the default of torch.nn.Embedding"
-    yield ".880", [0.8796] * len(own), f"{where} are truncated at ±2σ without a correction"
-    yield "√3", [3**0.5] * len(own), f"{where} have σ for the bound of a uniform law"
+    width = [max(matrix.width, 1) ** -0.5 / sd for matrix, sd in zip(matrices, sds, strict=True)]
+    yield "1/(σ√n)", width, f"{where} have σ = 1/√n"
+    of_fan = [i**-0.5 / sd for (i, _), sd in zip(fans, sds, strict=True)]
+    yield "1/(σ√fan_in)", of_fan, f"{where} have σ = 1/√fan_in"
+    yield ".880", [0.8796] * count, f"{where} are truncated at ±2σ without a correction"
+    yield "√3", [3**0.5] * count, f"{where} have σ for the bound of a uniform law"
+
+
+def _scaled_with_depth(own: list[Row], recipe: Recipe) -> bool:
+    """Whether a last matrix is declared with 1/√(2L) of the σ of a first one."""
+    matrix = own[0].matrix
+    first = {"attention output": "value", "mlp output": "up"}.get(matrix.role)
+    value = own[0].declared
+    usual = recipe.sd(dataclasses.replace(matrix, role=first, name="", array="")) if first else None
+    return bool(value and usual and math.isclose(value * math.sqrt(2 * max(matrix.layers, 1)), usual, rel_tol=0.01))
+
+
+def _areas(own: list[Row]) -> Iterator[tuple[str, list[float]]]:
+    areas = [math.prod(row.matrix.shape[2:]) if len(row.matrix.shape) > 2 else 1 for row in own]
+    if min(areas) > 1:
+        yield "√area", [math.sqrt(a) for a in areas]
+        yield "1/√area", [1 / math.sqrt(a) for a in areas]
 
 
 def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
@@ -100,4 +116,30 @@ def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
         ):
             first, second = sorted((test.what, other.what))
             return f"the standard deviations of {first} and {second} are swapped"
+    return ""
+
+
+def cause_of_logits(wrong: Sequence[tuple[Logits, float]], width: int) -> str:
+    """The mistake that explains the ratios of all wrong factors of logits."""
+    root = [math.sqrt(each.head_size) for each, _ in wrong]
+    ones, heads = [1.0] * len(wrong), [math.sqrt(each.heads) for each, _ in wrong]
+    layers = [(each.layer or 0) + 1.0 for each, _ in wrong]
+    wide = [math.sqrt(max(width, 1))] * len(wrong)
+    candidates = [
+        ([r * r for r in root], ones, "√d_k multiplies and does not divide"),
+        (root, ones, "1/√d_k is missing"),
+        (ones, root, "1/√d_k is there twice"),
+        (root, wide, "1/√n is taken for 1/√d_k"),
+        (root, heads, "1/√heads is taken for 1/√d_k"),
+    ]
+    if len({*layers}) > 1:
+        candidates += [
+            (layers, ones, "the factor 1/(l + 1) of the layer is missing"),
+            (ones, layers, "the factor 1/(l + 1) of the layer is there"),
+        ]
+    for over, under, says in candidates:
+        expected = [a / b for a, b in zip(over, under, strict=True)]
+        near = [math.isclose(ratio, e, rel_tol=0.02) for (_, ratio), e in zip(wrong, expected, strict=True)]
+        if wrong and all(near) and any(not math.isclose(e, 1.0, rel_tol=0.02) for e in expected):
+            return says
     return ""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._inputs import Inputs, mapped
 from sdeinfer.auditing._record import Record
 
 CHANGED = 3e-6
@@ -17,44 +18,52 @@ CHANGED = 3e-6
 
 @dataclasses.dataclass(frozen=True)
 class Dependences:
-    """Whether tokens are independent of later ones, and items of each other; None where it was not asked."""
+    """Whether tokens are independent of later ones, and items of each other; None where it was not seen."""
 
     causal: bool | None = None
     first: str = ""
     leaks: bool | None = None
 
 
-def changed(inputs: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, int] | None] | None:
-    """Inputs with a token of the last item, or all of it, changed, and the size (items, tokens) if there are tokens."""
-    found, place = {}, None
-    names = [name for name in ("decoder_input_ids", "input_ids") if name in inputs] or list(inputs)[:1]
-    if not names or len(getattr(inputs[names[0]], "shape", ())) < 2 or inputs[names[0]].shape[0] < 2:
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Inputs with a token of the last item, or all of it, changed; the size (items, tokens) if there are tokens."""
+
+    inputs: Inputs
+    items: int
+    size: tuple[int, int] | None
+
+
+def changed(inputs: Inputs) -> Change | None:
+    """Change a token of the middle in the main input; None if there is one item of one token, or no array."""
+    leaves: list[Any] = []
+    mapped(inputs, lambda value: leaves.append(value) if getattr(value, "ndim", 0) > 1 else None)
+    main = next((inputs[1][name] for name in ("decoder_input_ids", "input_ids") if name in inputs[1]), None)
+    main = main if getattr(main, "ndim", 0) > 1 else next(iter(leaves), None)
+    if main is None:
         return None
-    name, value = names[0], inputs[names[0]]
-    other = value.clone() if hasattr(value, "clone") else np.array(value)
-    if value.ndim == 2 and not _floating(value):
-        middle = value.shape[1] // 2
-        other[-1, middle] = value[0, 0]
-        place = tuple(value.shape)
-    elif value.ndim == 2 and value.shape[0] > 2:
-        other[value.shape[0] // 2] = value[0]
-        place = (1, value.shape[0])
-    elif value.ndim == 3:
-        middle = value.shape[1] // 2
-        other[-1, middle] = value[0, 0]
-        place = tuple(value.shape[:2])
+    other = main.clone() if hasattr(main, "clone") else np.array(main)
+    items, tokens, *_ = main.shape
+    tokenised = main.ndim == 3 or (main.ndim == 2 and "int" in str(main.dtype))
+    size = None
+    if tokenised and tokens > 1:
+        size = items, tokens
+        other[-1, tokens // 2] = main[0, 0]
+    elif main.ndim == 2 and not tokenised and items > 2:  # one item of several vectors
+        size = items, tokens = 1, items
+        other[tokens // 2] = main[0]
+    elif items > 1 and not (tokenised and tokens == 1 and "int" in str(main.dtype)):
+        other[-1] = main[0] * 0.5
+    elif items > 1:
+        other[-1] = main[0]
     else:
-        other[-1] = value[0] * 0.5
-    found = {**inputs, name: other}
-    return found, place
+        return None
+    return Change(mapped(inputs, lambda value: other if value is main else value), items, size)
 
 
-def _floating(value: Any) -> bool:
-    return "float" in str(value.dtype)
-
-
-def dependences_of(account: Account, record: Record, size: tuple[int, int] | None, items: int) -> Dependences:
+def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
     """Compare the streams of a pass with those of a second one."""
+    size, items = change.size, change.items
     first = account.graph.record.nodes
     if len(first) != len(record.nodes):
         return Dependences()
@@ -66,7 +75,7 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
         or chain[0].sum.shape[:-1] == (size[0] * size[1],)
     ]
     chain = chains[-1] if chains else (account.streams[-1] if account.streams else [])
-    causal, leaks, place = (True if size is not None and chains else None), (False if chain else None), ""
+    causal, leaks, place = None, (False if chain else None), ""
     for link in chain:
         a, b = link.sum.rows, record.nodes[link.sum.number].rows
         shape = link.sum.shape
@@ -74,12 +83,11 @@ def dependences_of(account: Account, record: Record, size: tuple[int, int] | Non
             return Dependences()
         differs = np.abs(a - b) > CHANGED * (np.abs(a) + np.abs(b)) / 2 + 1e-30
         if size is not None and a.size == size[0] * size[1]:
-            by_item = (
-                differs.reshape(size[::-1]).T
-                if shape[:2] == size[::-1] and size[0] != size[1]
-                else differs.reshape(size)
-            )
-            if by_item[-1, : size[1] // 2].any() and causal:
+            turned = shape[:2] == size[::-1] and size[0] != size[1]
+            by_item = differs.reshape(size[::-1]).T if turned else differs.reshape(size)
+            if causal is None and by_item[-1].any():
+                causal = True
+            if causal and by_item[-1, : size[1] // 2].any():
                 causal, place = False, f"layer {link.layer}"
             others = by_item[:-1]
             if others.any() and not np.delete(others, size[1] // 2, axis=1).any():

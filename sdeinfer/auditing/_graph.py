@@ -7,12 +7,10 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+from sdeinfer.auditing._operations import PIECES
 from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
-
-PIECES = "split split_with_sizes chunk unbind slice select narrow topk top_k sort argsort argmax".split()
-"""Views of a part of a tensor: two of them are different tensors."""
 
 REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
 
@@ -29,13 +27,17 @@ class Term:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A product that a tensor is linear in: the factor on the way, and whether a norm or a gate is on it."""
+    """A product that a tensor is linear in: the factor on the way, and whether a norm or a gate is on it.
+
+    `moves` are the views that follow the product directly, on each way; None for one that is not known.
+    """
 
     node: Node
     factor: float = 1.0
     scales: tuple[str, ...] = ()
     normed: bool = False
     gated: bool = False
+    moves: tuple[tuple[Node, ...] | None, ...] = ((),)
 
     @property
     def plain(self) -> bool:
@@ -50,7 +52,7 @@ class Graph:
         self.record = record
         self.reach: list[int] = []
         self.through: list[int] = []
-        self.origins: dict[int, Node] = {}
+        self.origins: dict[int, tuple[Node, float]] = {}
         for node in record.nodes:
             reach = through = 0
             for each in node.inputs:
@@ -81,6 +83,7 @@ class Graph:
                 divides = node.operation.startswith("div")
                 wrong = ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
                 node.about["inverse"] = inverse in wrong
+                node.about["l2"] = self._of_length(other)
                 node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
             else:
                 node.kind = "other"
@@ -96,6 +99,12 @@ class Graph:
                 return False
             node = node.inputs[0]
         return False
+
+    def _of_length(self, node: Node) -> bool:
+        """Whether a tensor follows from lengths, and not from mean squares."""
+        while node.inputs and node.operation not in REDUCTIONS:
+            node = node.inputs[0]
+        return node.operation == "linalg_vector_norm"
 
     def _whole(self, node: Node) -> Node:
         """The origin of a tensor, or the piece of it that it is."""
@@ -150,7 +159,7 @@ class Graph:
     def rotated(self, node: Node) -> tuple[Node, float] | None:
         """The origin of a sum or join of one tensor's pieces, as by rotations, and the factor of its size."""
         if node.number in self.origins:
-            origin = self.origins[node.number]
+            origin, size = self.origins[node.number]
         else:
             origin, stack, seen = node, list(node.inputs), set()
             found: set[int] = set()
@@ -169,13 +178,15 @@ class Graph:
                     found.add(each.number)
             if len(found) == 1 and not stack:
                 origin = self.record.nodes[found.pop()]
-            self.origins[node.number] = origin
+            # The tensor that was turned may be a piece of its origin, as queries are.
+            whole = [self.record.nodes[number] for number in sorted({*seen, origin.number})]
+            whole = [each for each in whole if math.prod(each.shape) == math.prod(node.shape) and each.rows is not None]
+            size = whole[0].square if whole else math.nan
+            self.origins[node.number] = origin, size
         if origin is node:
             return None
-        sizes = node.square, origin.square
-        ratio = (sizes[0] / sizes[1]) ** 0.5 if sizes[0] > 0 and sizes[1] > 0 else 1.0
-        padded = node.kind == "join" and math.prod(node.shape) != math.prod(origin.shape)
-        return origin, 1.0 if abs(ratio - 1) < 1e-3 or padded else ratio
+        ratio = (node.square / size) ** 0.5 if node.square > 0 and size > 0 else 1.0
+        return origin, 1.0 if abs(ratio - 1) < 1e-3 else ratio
 
     def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
         """The products that a tensor is linear in, nearest first; nodes of `stop` (bits) are not entered."""
@@ -184,11 +195,14 @@ class Graph:
         while stack:
             at = stack.pop()
             node = at.node
-            if node.fixed or node.number in seen or (stop >> node.number & 1):
+            way = node.number, at.moves
+            if node.fixed or way in seen or (stop >> node.number & 1):
                 continue
-            seen.add(node.number)
+            seen.add(way)
             if node.kind in (*PRODUCTS, "embedding"):
-                found.setdefault(node.number, at)
+                first = found.setdefault(node.number, at)
+                if first is not at:
+                    found[node.number] = dataclasses.replace(first, moves=(*first.moves, *at.moves))
                 continue
             stack += self._before(at, activations=activations)
         return list(found.values())
@@ -202,8 +216,6 @@ class Graph:
                 inputs, factors = node.inputs, node.factors
             case "gate" | "contraction":
                 inputs, factors = node.inputs, (1.0,) * len(node.inputs)
-            case "attention":
-                inputs, factors = node.inputs[2:], (1.0,)
             case "norm":
                 inputs, factors = node.inputs[:1], (1.0,)
             case "other" if activations:
@@ -212,6 +224,10 @@ class Graph:
                 return
         scales = at.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
+        moves = at.moves if node.kind == "scale" and node.about.get("uniform") else ((),)
+        if node.kind == "view":
+            (after,) = at.moves
+            moves = (None if node.moved is None or after is None else (node, *after),)
         for each, factor in zip(inputs, factors, strict=False):
             # A factor before a norm does not change the values after it.
-            yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated)
+            yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated, moves)

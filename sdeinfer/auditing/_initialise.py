@@ -1,10 +1,12 @@
 """Initialise a model by a recipe, and audit it at once. Tests: `tests/tuning/test_hand_over.py`."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Account, Matrix
@@ -55,9 +57,9 @@ def initialise(
 ) -> Initialised:
     """Draw the weights of a model's residual branches by a recipe, and audit what the model then is.
 
-    Matrices of branches are independent normals, or uniform if the recipe says so, and their biases normal; others, as
-    embeddings and norms, are left alone. So is the forward pass: a recipe with a multiplier, a skip or a temperature
-    needs a model that has them, and the audit says whether it does.
+    Matrices of branches have the recipe's law, independent normals if it says none, and their biases are normal;
+    others, as embeddings and norms, are left alone. So is the forward pass: a recipe with a multiplier, a skip or a
+    temperature needs a model that has them, and the audit says whether it does.
 
     Arguments:
         model: a module of PyTorch, which is changed in place; of JAX, of which a new one is made; see `audit`.
@@ -110,73 +112,49 @@ def _in_branch(matrix: Matrix) -> bool:
 
 
 def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndarray], tuple[Mapping[str, Any], ...]]:
-    """New arrays by name; all sizes are checked before the first array is filled."""
-    new, rows = {}, []
-    for number, (name, matrix) in enumerate(account.matrices.items()):
+    """New arrays by name; all σ are checked before the first array is filled."""
+    drawn = [(m, rule.declared_sd(m)) for m in account.matrices.values() if _in_branch(m) or _bias_of_branch(m)]
+    for matrix, sd in drawn:
+        if sd is None and len(matrix.roles) > 1:
+            roles = ", ".join(matrix.roles)
+            raise InputError(f"model: {matrix.name} is {roles} in one array of unknown layout, with σ that differ")
+        if sd is None and matrix.role != "bias":
+            raise InputError(f"recipe: {rule.name} has no standard deviation for {matrix.name} ({matrix.role})")
+    new: dict[str, np.ndarray] = {}
+    rows = []
+    for number, (matrix, sd) in enumerate(drawn):
+        if sd is None:
+            continue
         rng = np.random.default_rng([seed, number])
-        if matrix.role == "bias" and matrix.layer is not None:
-            sds = {rule.bias_sd(dataclasses.replace(matrix, role=role, of=role)) for role in matrix.of.split("/")}
-            if len(sds) > 1:
-                raise InputError(f"model: {name} is the bias of {matrix.of} in one array, with σ that differ")
-            if (sd := sds.pop()) is not None:
-                new[name] = sd * rng.standard_normal(matrix.shape)
-        elif _in_branch(matrix):
-            sd = _sd(account, matrix, rule)
-            if sd is None:
-                raise InputError(f"recipe: {rule.name} has no standard deviation for {name} ({matrix.role})")
-            uniform = rule.law(matrix) == "uniform"
-            new[name] = sd * (
-                rng.uniform(-(3**0.5), 3**0.5, matrix.shape) if uniform else rng.standard_normal(matrix.shape)
-            )
-            rows.append(
-                {
-                    "path": name,
-                    "layer": matrix.layer,
-                    "matrix": matrix.role,
-                    "fan_in": matrix.fan_in,
-                    "sd": float(np.max(sd)),
-                }
-            )
-    return new, tuple(rows)
+        values = sd * _unit(rule.law(matrix), rng, matrix.shape)
+        if matrix.places is None:
+            new[matrix.array] = values
+        else:
+            whole = account.graph.record.parameters[matrix.array]
+            array = new.setdefault(matrix.array, whole.read(slice(None)))
+            array[matrix.places(np.arange(matrix.places.size))] = values.ravel()
+        if matrix.role != "bias":
+            row = {"path": matrix.name, "layer": matrix.layer, "matrix": matrix.role, "fan_in": matrix.fan_in, "sd": sd}
+            rows.append(row)
+    shapes = {name: account.graph.record.parameters[name].shape for name in new}
+    return {name: array.reshape(shapes[name]) for name, array in new.items()}, tuple(rows)
 
 
-def _sd(account: Account, matrix: Matrix, rule: Recipe) -> Any:
-    """σ of a matrix, or of each of its outputs if queries, keys and values are in one array."""
-    roles = matrix.role.split("/")
-    if len(roles) == 1:
-        return rule.sd(matrix)
-    sds = [rule.sd(dataclasses.replace(matrix, role=role, fan_out=matrix.fan_out // len(roles))) for role in roles]
-    if None in sds:
-        return rule.sd(matrix)
-    if max(sds) - min(sds) < 1e-9 * max(sds):  # pyright: ignore[reportArgumentType]
-        return sds[0]
-    axis = matrix.shape.index(matrix.fan_out) if matrix.shape.count(matrix.fan_out) == 1 else -1
-    sizes = _sizes(account, matrix) if roles == ["query", "key", "value"] and axis >= 0 else None
-    if sizes is None:
-        raise InputError(f"model: {matrix.name} is {matrix.role} in one array of unknown layout, with σ that differ")
-    spread = np.repeat(np.array(sds, float), sizes)
-    spread = np.tile(spread, matrix.fan_out // len(spread))
-    return spread.reshape([-1 if place == axis else 1 for place in range(len(matrix.shape))])
+def _bias_of_branch(matrix: Matrix) -> bool:
+    return matrix.role == "bias" and matrix.layer is not None
 
 
-def _sizes(account: Account, matrix: Matrix) -> tuple[int, int, int] | None:
-    """Outputs of queries, keys and values that follow each other, of all heads or of one, by the shapes of their views.
-
-    None if the shapes do not say.
-    """
-    product = account.uses[matrix.name][0]
-    views, shapes = {product.number}, []
-    for node in account.graph.record.nodes[product.number + 1 :]:
-        if node.kind == "view" and any(each.number in views for each in node.inputs):
-            views.add(node.number)
-            shapes.append(node.shape)
-    for size in {each.head_size for each in account.logits}:
-        heads, rest = divmod(matrix.fan_out, 3 * size)
-        if heads > 1 and not rest and any(s[-2:] == (heads, 3 * size) or s[-3:] == (heads, 3, size) for s in shapes):
-            return size, size, size
-    lengths = {shape[-1] for shape in shapes if shape[-1]}
-    third = matrix.fan_out // 3
-    if any(shape[-3:-1] == (3, third // each.head_size) for shape in shapes for each in account.logits):
-        lengths.add(third)
-    found = {(q, kv, kv) for q in lengths for kv in lengths if q + 2 * kv == matrix.fan_out}
-    return found.pop() if len(found) == 1 else None
+def _unit(law: str | None, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Entries of variance 1 by a law."""
+    match law:
+        case "uniform":
+            return rng.uniform(-(3**0.5), 3**0.5, shape)
+        case "truncated":
+            cut = stats.truncnorm(-2.0, 2.0)
+            return cut.rvs(shape, random_state=rng) / cut.std()
+        case "orthogonal":
+            rows, columns = shape[0], math.prod(shape[1:])
+            Q, R = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
+            Q *= np.sign(np.diagonal(R))
+            return (Q if rows >= columns else Q.T).reshape(shape) * max(rows, columns) ** 0.5
+    return rng.standard_normal(shape)

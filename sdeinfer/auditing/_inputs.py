@@ -1,17 +1,16 @@
-"""Inputs for a pass: two items of a batch with few tokens, a small image or a short sound, that fit a model.
+"""Inputs of a pass: those given, bound to a model's arguments, or two items of the main input of a model of PyTorch.
 
 Tests: `tests/auditing/test_torch_audit.py`.
 """
 
 import inspect
-import itertools
-import math
-import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from sdeinfer._files import InputError
 
 TOKENS = 8
 """Number of tokens of a prompt."""
@@ -22,203 +21,105 @@ BATCH = 2
 FRAMES = 64
 """Number of frames of a sound, or of steps of a series."""
 
-MOST = 16
-"""Inputs that are tried of one choice of arguments."""
+type Inputs = tuple[tuple, dict[str, Any]]
+"""Positional and keyword arguments."""
 
 
-def candidates(model: Any) -> Generator[dict[str, Any], str, None]:
-    """Inputs to try in turn for a module of PyTorch, as keyword arguments; it is sent the error of the last ones."""
-    names = [name for name in inspect.signature(model.forward).parameters if name not in ("self", "args", "kwargs")]
+def bound(inputs: Any, names: list[str] | None, convert: Callable[[Any], Any]) -> Inputs:
+    """Inputs as arguments: a mapping of names that the model takes as keywords, anything else as the first argument.
+
+    Arguments:
+        inputs: an array, a mapping or a tuple, nested or not.
+        names: names of the model's arguments; None if it takes any keyword.
+        convert: makes a tensor of an array.
+    """
+    made = mapped(inputs, convert)
+    if isinstance(inputs, Mapping) and (names is None or {*inputs} <= {*names}):
+        return (), {str(name): value for name, value in made.items()}
+    if isinstance(inputs, Mapping) and len(names or ()) > 1 and {*inputs} & {*(names or ())}:
+        unknown = next(str(name) for name in inputs if name not in (names or ()))
+        raise InputError(f"inputs: the model takes {', '.join(names or ())}, got {unknown!r}")
+    return (made,), {}
+
+
+def argument_names(function: Callable[..., Any]) -> list[str] | None:
+    """Names of a function's arguments; None if it takes any keyword."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Nested mappings, lists and tuples with a function of each leaf."""
+    if isinstance(value, Mapping):
+        return {key: mapped(item, function) for key, item in value.items()}
+    if isinstance(value, tuple) or (isinstance(value, list) and any(_nested(item) for item in value)):
+        return type(value)(mapped(item, function) for item in value)
+    return function(value)
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "shape")
+
+
+def as_tensor(value: Any, module: Any) -> Any:
+    """An array, or a list of numbers, as a tensor in the precision of a module."""
+    torch = sys.modules["torch"]
+    if isinstance(value, np.ndarray | list) or (hasattr(value, "__array__") and not torch.is_tensor(value)):
+        value = torch.as_tensor(np.asarray(value))
+        parameter = next(iter(module.parameters()), None)
+        return value.to(parameter.dtype) if value.is_floating_point() and parameter is not None else value
+    return value
+
+
+def candidates(model: Any) -> Iterator[Inputs]:
+    """Inputs to try in turn for a module of PyTorch: the main one by the name that its library declares."""
+    names = [name for name in inspect.signature(model.forward).parameters if name not in ("args", "kwargs")]
+    mains = getattr(model, "main_input_name", None)
     config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "model_type"):
-        yield from _of_hugging_face(model, config, names)
+    if mains is not None and config is not None:
+        mains = [mains] if isinstance(mains, str) else list(mains)
+        options = {"use_cache": False} if "use_cache" in names else {}
+        for given in _of_library(model, config, [name for name in mains if name in names] or ["input_ids"]):
+            yield (), given | options
     for value in (*_plain(model), *(_normal(BATCH, 3, side, side) for side in (32, 64, 224))):
-        yield {names[0] if names else "x": value}
+        yield (value,), {}
 
 
 def needed(model: Any) -> list[str]:
     """Arguments that a forward pass cannot do without, or the main one."""
     parameters = inspect.signature(model.forward).parameters.items()
-    found = [
-        name for name, each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-    ]
+    found = [name for name, p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     main = getattr(model, "main_input_name", None)
     return found or ([main] if isinstance(main, str) else list(main or ()))
 
 
-def _of_hugging_face(model: Any, config: Any, names: list[str]) -> Generator[dict[str, Any], str, None]:
-    """The main input with what is required, then with what an error names, then with all that the model takes."""
-    made = _Inputs(model, config)
-    mains = getattr(model, "main_input_name", "input_ids")
-    mains = [mains] if isinstance(mains, str) else list(mains)
-    required = needed(model)
-    mains = [name for name in mains if name in names] or ["input_ids"]
-    first = [*mains, *required]
-    if getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in required:
-        first += ["decoder_input_ids"]
-    options = {"use_cache": False} if "use_cache" in names else {}
-    towers = ["input_ids", "pixel_values", "input_features", "input_values"]
-    known = [name for name in names if made.known(name) and name not in OTHER]
-    for chosen in (first, [*first, *towers], [*first, *known], ["input_ids", "decoder_input_ids"], ["pixel_values"]):
-        chosen = [name for name in dict.fromkeys(chosen) if name in names and made.known(name)]
-        places = itertools.product(*(range(len(made.values(name))) for name in chosen))
-        for each in sorted(itertools.islice(places, MOST * MOST), key=sum)[:MOST]:
-            given = {name: made.values(name)[place] for name, place in zip(chosen, each, strict=True)}
-            error = yield given | options
-            for _ in range(3):  # an error often names what is missing
-                missing = [name for name in names if name not in given and re.search(rf"\b{name}\b", error or "")]
-                more = {name: made.values(name)[0] for name in missing if made.known(name)}
-                if "Cache" in (error or "") and "use_cache" not in given:
-                    more |= {"use_cache": False}
-                if not more:
-                    break
-                given |= dict(list(more.items())[:1])
-                error = yield given | options
+def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str, Any]]:
+    """Values of the main inputs of a model of Hugging Face; several where sizes are not clear."""
+    decoder = getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in needed(model)
+    tokens = _tokens(_size(config, "vocab_size", default=100), _special(text_part(config)))
+    kinds = {"pixel_values": _images(config), "input_features": _sounds(model, config)}
+    kinds["input_values"] = [_normal(BATCH, 4000), *kinds["input_features"]]
+    values = {name: kinds.get(name, [tokens]) for name in mains}
+    for place in range(max(len(each) for each in values.values())):
+        given = {name: each[min(place, len(each) - 1)] for name, each in values.items()}
+        yield given | ({"decoder_input_ids": tokens} if decoder else {})
 
 
-PACKED = {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes"}
-"""Arguments that say how patches of several images are packed."""
+def _images(config: Any) -> list[Any]:
+    channels = _size(config, "num_channels", "in_channels", "in_chans", default=3)
+    side = _size(config, "image_size", "crop_size", "img_size", "max_img_size", "input_size", default=64)
+    sides = dict.fromkeys((side, 64, 224))
+    frames = _size(config, "num_frames", "tubelet_size", default=2)
+    return [*(_normal(BATCH, channels, n, n) for n in sides), _normal(BATCH, frames, channels, side, side)]
 
-OTHER = ("inputs_embeds", "decoder_inputs_embeds", "position_ids", "token_type_ids", "hidden_states", "labels")
-"""Arguments that stand for others, or that are made where they are left out."""
 
-
-class _Inputs:
-    """Values of arguments of Hugging Face's models, by what their names say; several where sizes are not clear."""
-
-    def __init__(self, model: Any, config: Any):
-        self.model, self.config = model, config
-        self.text = text_part(config)
-        self.made: dict[str, list[Any]] = {}
-
-    def known(self, name: str) -> bool:
-        return bool(self.values(name))
-
-    def values(self, name: str) -> list[Any]:
-        if name not in self.made:
-            self.made[name] = self._values(name)
-        return self.made[name]
-
-    def size(self, *names: str, default: Any = None) -> Any:
-        """The first of some sizes that the configuration, or one of its parts, has."""
-        for part in _parts(self.config):
-            for name in names:
-                value = getattr(part, name, None)
-                if isinstance(value, int | list | tuple) and value and not isinstance(value, bool):
-                    return value if isinstance(value, int) else value[-1]
-        return default
-
-    def _values(self, name: str) -> list[Any]:
-        torch = sys.modules["torch"]
-        channels = self.size("num_channels", "in_channels", "in_chans", default=3)
-        side = self._side()
-        sides = list(dict.fromkeys((side, (side[1], side[1]), *((each, each) for each in (64, 224)))))
-        width = _first(self.text, "hidden_size", "d_model", default=64)
-        match name:
-            case "bbox":
-                box = torch.tensor([1, 1, 2, 2]).expand(BATCH, TOKENS, 4)
-                return [box, _normal(BATCH, TOKENS, 8).abs().clamp(0, 1), box / 4]
-            case "pixel_values" | "prompt_pixel_values":
-                images = [_normal(BATCH, channels, *side) for side in sides]
-                frames = self.size("num_frames", "tubelet_size", default=2)
-                if PACKED & {*inspect.signature(self.model.forward).parameters}:
-                    packed = self._patches()
-                    items = [each.reshape(BATCH, -1, each.shape[-1]) for each in packed[:-1]]
-                    return [*packed, *items, *images]
-                return [*images, _normal(BATCH, frames, channels, *sides[0]), _normal(BATCH, 2, channels, *sides[0])]
-            case "pixel_values_videos":
-                frames = self.size("num_frames", "frames_per_clip", default=2)
-                return [_normal(BATCH, frames, channels, *side) for side in sides]
-            case "prompt_masks":
-                return [_normal(BATCH, channels, *side) for side in sides]
-            case "hidden_states":
-                return self._patches()
-            case "grid_thw" | "image_grid_thw":
-                return [torch.tensor([[1, self._grid(), self._grid()]] * BATCH)]
-            case "spatial_shapes" | "target_sizes":
-                return [torch.tensor([[self._grid()] * 2] * BATCH)]
-            case "merge_sizes":
-                return [torch.tensor([1] * BATCH)]
-            case "pixel_position_ids":
-                grid = torch.cartesian_prod(torch.arange(self._grid()), torch.arange(self._grid()))
-                return [grid.expand(BATCH, -1, 2)]
-            case "input_features" | "audio_mel" | "inputs":
-                return self._features()
-            case "input_values":
-                sounds = [_normal(BATCH, 1, 4000), _normal(BATCH, 4000)]
-                return [*sounds[::-1], *self._features(), _tokens(self._vocabulary(), set())]
-            case "past_values" | "past_observed_mask" | "past_time_features" | "past_values_padding":
-                steps = self.size("context_length", default=FRAMES)
-                steps += max(getattr(self.config, "lags_sequence", None) or [0])
-                series = self.size("num_input_channels", "input_size", default=1)
-                shapes = [(BATCH, steps, series), (BATCH, steps)] if series > 1 else [(BATCH, steps), (BATCH, steps, 1)]
-                if name == "past_time_features":
-                    return [_normal(BATCH, steps, self.size("num_time_features", default=1))]
-                one = {"past_observed_mask": torch.ones, "past_values_padding": torch.zeros}.get(name, _normal)
-                return [one(*shape) for shape in shapes]
-            case "states" | "actions" | "rewards" | "returns_to_go" | "timesteps" | "freq" | "lang_ids":
-                of = {"states": self.size("state_dim"), "actions": self.size("act_dim")}.get(name, 1)
-                if name in ("freq", "lang_ids"):
-                    return [torch.zeros(BATCH, 1, dtype=torch.long), torch.zeros(BATCH, dtype=torch.long)]
-                times = torch.arange(TOKENS).expand(BATCH, TOKENS)
-                return [times if name == "timesteps" else _normal(BATCH, TOKENS, of)]
-            case "visual_feats" | "visual_pos":
-                return [_normal(BATCH, TOKENS, self.size("visual_feat_dim") if name == "visual_feats" else 4)]
-            case "encoder_hidden_states":
-                return [_normal(BATCH, TOKENS, self.size("encoder_hidden_size", "hidden_size", default=64))]
-            case "context_hidden_states" | "noise_embeds" | "query_embeds" | "inputs_embeds" | "latents":
-                read = {each.in_features for each in self.model.modules() if hasattr(each, "in_features")}
-                rows = [_normal(BATCH, TOKENS, each) for each in (width, *sorted(read - {width}))]
-                return [rows[0], _normal(BATCH, width, TOKENS), *rows[1:]]
-        if name.endswith("mask") and ("feature" in name or "mel" in name):
-            first, second, *_ = self._features()
-            frames = dict.fromkeys((first.shape[2], second.shape[1]))
-            return [torch.ones(BATCH, each, dtype=torch.bool) for each in frames]
-        if name.endswith("attention_mask") or name == "pixel_attention_mask":
-            tokens = self._grid() ** 2 if name.startswith("pixel") else TOKENS
-            return [torch.ones(BATCH, tokens, dtype=torch.long)]
-        if name.endswith("input_ids") or name == "task_inputs":
-            tokens = _tokens(self._vocabulary(), _special(self.text))
-            books = self.size("num_channels", "num_codebooks", default=9)
-            return [tokens, tokens[..., None].expand(BATCH, TOKENS, books), tokens[..., None].expand(-1, -1, books + 1)]
-        return []
-
-    def _vocabulary(self) -> int:
-        return _first(self.text, "vocab_size", default=None) or self.size("vocab_size", default=100)
-
-    def _side(self) -> tuple[int, int]:
-        for part in _parts(self.config):
-            for name in ("image_size", "crop_size", "img_size", "max_img_size", "input_size"):
-                side = getattr(part, name, None)
-                if isinstance(side, int) and side:
-                    return side, side
-                if isinstance(side, list | tuple) and len(side) == 2 and all(isinstance(each, int) for each in side):
-                    return side[0], side[1]
-        return 64, 64
-
-    def _grid(self) -> int:
-        return 2 * self.size("spatial_merge_size", "merge_kernel_size", "merge_size", default=2)
-
-    def _patches(self) -> list[Any]:
-        """Patches of all images in one axis: as many entries as the first weights read, flat and as images."""
-        patch, times = self.size("patch_size", default=8), self.size("temporal_patch_size", default=2)
-        channels = self.size("num_channels", "in_channels", "in_chans", default=3)
-        read = (each.weight for each in self.model.modules() if type(each).__name__.startswith(("Linear", "Conv")))
-        entries = [next((math.prod(each.shape[1:]) for each in read), 1), channels * patch**2 * times]
-        count = BATCH * self._grid() ** 2
-        flat = [_normal(count, each) for each in dict.fromkeys((*entries, channels * patch**2))]
-        return [*flat, _normal(count, channels, patch, patch)]
-
-    def _features(self) -> list[Any]:
-        bins = self.size("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "input_feat_size",
-                         "input_dim", "feature_projection_input_dim", "d_model", default=80)  # fmt: skip
-        frames = 2 * self.size("max_source_positions", default=FRAMES // 2)
-        frames = self.size("n_window", default=frames // 2) * 2
-        length = self.size("max_length", default=FRAMES)
-        length = length if 16 < length <= 1024 else FRAMES
-        read = next((each.in_features for each in self.model.modules() if hasattr(each, "in_features")), bins)
-        shapes = [(BATCH, bins, frames), *((BATCH, length, each) for each in dict.fromkeys((bins, 128, read)))]
-        return [_normal(*shape) for shape in (*shapes, (BATCH, 1, length, bins))]
+def _sounds(model: Any, config: Any) -> list[Any]:
+    bins = _size(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80)
+    frames = 2 * _size(config, "max_source_positions", default=FRAMES // 2)
+    read = next((each.in_features for each in model.modules() if hasattr(each, "in_features")), bins)
+    return [_normal(BATCH, bins, frames), *(_normal(BATCH, FRAMES, n) for n in dict.fromkeys((bins, 128, read)))]
 
 
 def text_part(config: Any) -> Any:
@@ -226,12 +127,17 @@ def text_part(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _parts(config: Any) -> Iterator[Any]:
-    """A configuration and those in it."""
-    yield config
-    for value in vars(config).values():
-        if hasattr(value, "model_type"):
-            yield from _parts(value)
+def _size(config: Any, *names: str, default: int) -> int:
+    """The first of some sizes that a configuration, or one of its parts, has."""
+    for name in names:
+        value = getattr(config, name, None)
+        value = value[-1] if isinstance(value, list | tuple) and value else value
+        if isinstance(value, int) and value and not isinstance(value, bool):
+            return value
+    for part in vars(config).values():
+        if hasattr(part, "model_type") and (value := _size(part, *names, default=0)):
+            return value
+    return default
 
 
 def _plain(model: Any) -> Iterator[Any]:
@@ -247,9 +153,9 @@ def _plain(model: Any) -> Iterator[Any]:
         elif "Conv1d" in kind and weight is not None:
             yield _normal(BATCH, module.in_channels, FRAMES)
         elif weight is not None and weight.dim() == 2:
-            yield _normal(BATCH, TOKENS, module.in_features if hasattr(module, "in_features") else weight.shape[-1])
+            yield _normal(BATCH, TOKENS, getattr(module, "in_features", weight.shape[-1]))
             yield _normal(BATCH, weight.shape[-1])
-        elif weight is not None and weight.dim() == 1 and ("Norm" in kind):
+        elif weight is not None and weight.dim() == 1 and "Norm" in kind:
             yield _normal(BATCH, TOKENS, weight.shape[0])
         elif "MultiheadAttention" in kind:
             yield _normal(BATCH, TOKENS, module.embed_dim)
@@ -267,10 +173,6 @@ def _attribute(model: Any, *names: str) -> int:
     return 0
 
 
-def _first(config: Any, *names: str, default: Any) -> Any:
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), default)
-
-
 def _special(config: Any) -> set[int]:
     special: set[int] = set()
     for name, value in config.to_dict().items():
@@ -281,14 +183,12 @@ def _special(config: Any) -> set[int]:
 
 def _tokens(vocabulary: int, special: set[int]) -> Any:
     """Different tokens from the middle of the vocabulary, since special ones are at its ends."""
-    torch = sys.modules["torch"]
     usual = [token for token in range(min(vocabulary, 5000)) if token not in special] or [0]
     start = max((len(usual) - BATCH * TOKENS) // 2, 0)
     chosen = [usual[(start + k) % len(usual)] for k in range(BATCH * TOKENS)]
-    return torch.tensor(chosen).reshape(BATCH, TOKENS)
+    return sys.modules["torch"].tensor(chosen).reshape(BATCH, TOKENS)
 
 
 def _normal(*shape: int) -> Any:
-    torch = sys.modules["torch"]
     values = np.random.default_rng(0).standard_normal(shape, np.float32)
-    return torch.from_numpy(values)
+    return sys.modules["torch"].from_numpy(values)

@@ -3,44 +3,41 @@
 Tests: `tests/auditing/test_audit.py`.
 """
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sdeinfer.auditing._jax_models import function_of
-from sdeinfer.auditing._jax_numpy import evaluated
-from sdeinfer.auditing._jax_operations import node_of_primitive
+from sdeinfer.auditing._operations import MOVES, PIECES, SUMS, contracted, convolved, node_of
 from sdeinfer.auditing._record import Node, Parameter, Record, about
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Parameters in which primitives that call a function have its jaxpr."""
 
 
-def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
+def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
     """Run a model once, primitive by primitive.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
-        inputs: its inputs by name; "" for one positional argument.
+        inputs: its positional and its keyword arguments.
     """
     import jax
 
     function, leaves, name = function_of(network)
-    given = dict(inputs)
-    keys = list(given)
+    given, structure = jax.tree.flatten(inputs)
 
     def run(values: list[Any], arguments: list[Any]) -> Any:
-        named = dict(zip(keys, arguments, strict=True))
-        return function(values, *([named.pop("")] if "" in named else []), **named)
+        args, kwargs = jax.tree.unflatten(structure, arguments)
+        return function(values, *args, **kwargs)
 
-    closed = jax.make_jaxpr(run)(list(leaves.values()), list(given.values()))
+    closed = jax.make_jaxpr(run)(list(leaves.values()), given)
     walk = _Walk(leaves)
-    arguments = [Node("input", (), value.shape, key, rows=_rows(value)) for key, value in given.items()]
-    for node in arguments:
-        walk.add(node)
-    nodes = [*walk.parameters.values(), *arguments]
-    outputs = walk.run(closed.jaxpr, closed.consts, nodes, [*leaves.values(), *given.values()])
+    arguments = [walk.add(Node("input", (), np.shape(value), rows=_rows(value))) for value in given]
+    outputs = walk.run(closed.jaxpr, closed.consts, [*walk.parameters.values(), *arguments], [*leaves.values(), *given])
     return Record(
         name,
         walk.nodes,
@@ -48,7 +45,7 @@ def record_of(network: Any, inputs: Mapping[str, Any]) -> Record:
         {},
         {},
         [node for node, _ in outputs],
-        {key: value.shape for key, value in given.items()},
+        lambda shape: np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape),
     )
 
 
@@ -78,9 +75,8 @@ class _Walk:
     def parameter(self, name: str) -> Node:
         x = self.arrays[name]
         vector = x.size in (1, max(x.shape, default=1))
-        return self.add(
-            Node("parameter", (), x.shape, name, (name,), fixed=True, about=about(x) if vector and x.size else {})
-        )
+        known = about(x) if vector and x.size else {}
+        return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=known))
 
     def known(self) -> dict[str, Parameter]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
@@ -88,9 +84,8 @@ class _Walk:
         for name, x in self.arrays.items():
             if name not in self.stacked:
                 flat = x.reshape(-1).astype(np.float64)
-                found[name] = Parameter(
-                    x.shape, lambda index, flat=flat: flat[index], bool(np.isfinite(flat).all()), str(x.dtype)
-                )
+                ends = (float(flat.min()), float(flat.max())) if flat.size else (0.0, 0.0)
+                found[name] = Parameter(x.shape, flat.__getitem__, *ends, str(x.dtype))
         return found
 
     def add(self, node: Node) -> Node:
@@ -110,9 +105,7 @@ class _Walk:
         """Evaluate a jaxpr; its outputs as nodes and values."""
         known: dict[Any, tuple[Node, Any]] = {}
         for variable, value in zip(jaxpr.constvars, consts, strict=True):
-            known[variable] = (
-                value if isinstance(value, tuple) and isinstance(value[0], Node) else (self.constant(value), value)
-            )
+            known[variable] = self.constant(value), value
         for variable, node, value in zip(jaxpr.invars, nodes, values, strict=True):
             known[variable] = node, value
 
@@ -128,26 +121,30 @@ class _Walk:
 
     def step(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """One equation."""
-        name, parameters = equation.primitive.name, equation.params
-        if name == "scan":
+        primitive, parameters = equation.primitive, equation.params
+        if primitive.name == "scan":
             return self.scan(equation, nodes, values)
-        if name == "cond":
+        if primitive.name == "cond":
             branch = parameters["branches"][int(values[0])]
             return self.run(*_opened(branch), nodes[1:], values[1:])
         inner = next((parameters[key] for key in INNER if key in parameters), None)
-        if inner is not None and name != "while":
+        if inner is not None and primitive.name != "while":
             return self.run(*_opened(inner), nodes, values)
-
+        returned = primitive.bind(*values, **parameters)
         found = []
-        for value in evaluated(equation, values):
-            node = node_of_primitive(name, parameters, nodes, tuple(getattr(value, "shape", ())), values)
-            if str(value.dtype).startswith("key<"):
-                pass
-            elif node.fixed:
+        for place, value in enumerate(returned if primitive.multiple_results else [returned]):
+            node = _node(primitive.name, parameters, nodes, tuple(np.shape(value)))
+            random = str(value.dtype).startswith("key<")
+            if node.fixed and not random:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
-                node.about |= about(value) if small else {}
-            elif node.kind != "view":
+                node.about |= about(np.asarray(value)) if small else {}
+            elif (node.kind != "view" or primitive.name in PIECES) and not random:
                 node.rows = _rows(value)
+            if node.kind == "contraction":
+                axes, _ = parameters["dimension_numbers"]
+                node.about["sums"] = [_sums(each, own) for each, own in zip(values, axes, strict=True)]
+            if node.kind == "view" and not node.fixed and (primitive.name in MOVES or primitive.name == "split"):
+                node.moved = functools.partial(_again, equation, place)
             found.append((self.add(node), value))
         return found
 
@@ -159,43 +156,77 @@ class _Walk:
         carries = sum(a.aval.ndim == b.aval.ndim for a, b in zip(equation.outvars, jaxpr.outvars, strict=True))
         stacks_in = sum(a.aval.ndim != b.aval.ndim for a, b in zip(equation.invars, jaxpr.invars, strict=True))
         consts = len(values) - carries - stacks_in
-        carry = list(zip(nodes, values, strict=True))[consts : consts + carries]
+        pairs = list(zip(nodes, values, strict=True))
+        constants, carry, stacked = pairs[:consts], pairs[consts : consts + carries], pairs[consts + carries :]
         stacks: list[list[tuple[Node, Any]]] = []
-        order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
-        for number in order:
-            pieces = [
-                (self.piece(node, number, value.shape[1:]), value[number])
-                for node, value in list(zip(nodes, values, strict=True))[consts + carries :]
-            ]
-            given = [*list(zip(nodes, values, strict=True))[:consts], *carry, *pieces]
+        for number in range(length - 1, -1, -1) if parameters["reverse"] else range(length):
+            pieces = [(self.piece(node, number, value.shape[1:]), value[number]) for node, value in stacked]
+            given = [*constants, *carry, *pieces]
             outputs = self.run(jaxpr, held, [node for node, _ in given], [value for _, value in given])
             carry = outputs[:carries]
             stacks.append(outputs[carries:])
         stacks = stacks[::-1] if parameters["reverse"] else stacks
-        stacked = []
-        for each in zip(*stacks, strict=True):
-            value = np.stack([value for _, value in each])
-            live = tuple(node for node, _ in each if not node.fixed)
-            stacked.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
-        return [*carry, *stacked]
+        joined = []
+        for steps in zip(*stacks, strict=True):
+            value = np.stack([value for _, value in steps])
+            live = tuple(node for node, _ in steps if not node.fixed)
+            joined.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
+        return [*carry, *joined]
 
     def piece(self, node: Node, number: int, shape: tuple[int, ...]) -> Node:
-        at = node
-        while at.kind == "view" and at.fixed and at.inputs and at.inputs[0].shape == at.shape:
-            at = at.inputs[0]
-        if at.kind == "parameter":
-            name = f"{at.operation}[{number}]"
-            self.arrays[name] = self.arrays[at.operation][number]
-            self.stacked.add(at.operation)
+        """One of the arrays in a stack; of a parameter it is a parameter."""
+        whole = node
+        while whole.kind == "view" and whole.fixed and whole.inputs and whole.inputs[0].shape == whole.shape:
+            whole = whole.inputs[0]
+        if whole.kind == "parameter":
+            name = f"{whole.operation}[{number}]"
+            self.arrays[name] = self.arrays[whole.operation][number]
+            self.stacked.add(whole.operation)
             return self.parameter(name)
-        return self.add(
-            Node(
-                "view",
-                (node,),
-                shape,
-                "slice",
-                node.parameters,
-                fixed=node.fixed,
-                about=dict(node.about) if node.about.get("uniform") else {},
-            )
+        uniform = dict(node.about) if node.about.get("uniform") else {}
+        return self.add(Node("view", (node,), shape, "slice", node.parameters, fixed=node.fixed, about=uniform))
+
+
+def _again(equation: Any, place: int, values: Any) -> Any:
+    """The same move of another array."""
+    parameters = dict(equation.params)
+    if equation.primitive.name == "convert_element_type":
+        return values
+    returned = equation.primitive.bind(np.asarray(values), **parameters)
+    return returned[place] if equation.primitive.multiple_results else returned
+
+
+def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | None:
+    """Of probabilities their least and largest sum over an axis, and how far those over the other ones are from 1."""
+    x = np.asarray(value, np.float32)
+    if x.ndim < 2 or len(axes) != 1 or not x.size or x.min() < 0 or x.max() > 1:
+        return None
+    sums = x.sum(axes)
+    other = x.sum(x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
+    return float(sums.min()), float(sums.max()), float(np.abs(other - 1).max())
+
+
+def _node(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
+    live = tuple(node for node in inputs if not node.fixed)
+    if live and name == "dot_general":
+        (left_axes, right_axes), (left_batch, right_batch) = parameters["dimension_numbers"]
+        left, right = inputs
+        weight, axes, batch = (
+            (right, right_axes, right_batch) if right.fixed and right.parameters else (left, left_axes, left_batch)
         )
+        inner = math.prod(weight.shape[axis] for axis in axes)
+        outer = math.prod(n for axis, n in enumerate(weight.shape) if axis not in {*axes, *batch})
+        last = max(axes, default=0) < len(weight.shape) - 1
+        return contracted(left, right, shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": last})
+    if live and name == "conv_general_dilated":
+        weight, groups = inputs[1], parameters["feature_group_count"]
+        out, read, *_ = parameters["dimension_numbers"].rhs_spec
+        area = math.prod(weight.shape) // (weight.shape[out] * weight.shape[read])
+        sizes = {"fan_in": weight.shape[read] * area, "fan_out": weight.shape[out] * area, "groups": groups}
+        return convolved(weight, live, shape, name, sizes)
+    if name in SUMS:
+        inputs = [inputs[0], inputs[-1]]
+        return node_of(name, inputs, shape, factors=(1.0, -1.0 if name == "sub" else 1.0))
+    if name in ("concatenate", "select_n") and len(live) > 1:
+        inputs = [node for node in inputs if node.kind != "input"]
+    return node_of(name, inputs, shape)

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.auditing._inputs import argument_names
 
 
-def as_tensors(inputs: Any, network: Any) -> Any:
-    """Inputs as keyword arguments where they are named, else as the first argument."""
-    named = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}
-    return {name: np.asarray(value) for name, value in named.items()}
+def argument_names_of(network: Any) -> list[str] | None:
+    """Names of a model's arguments; None if it takes any keyword."""
+    if isinstance(network, tuple):
+        names = argument_names(network[0])
+        return None if names is None else names[1:]
+    return argument_names(network.__call__)
 
 
 def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:

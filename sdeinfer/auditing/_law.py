@@ -4,9 +4,9 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -16,10 +16,16 @@ from sdeinfer.auditing._record import Parameter
 SHARED = 4096
 """First entries of each tensor that are compared with those of others."""
 
+FAR = 12.0
+"""Robust standard deviations beyond which an entry is an outlier: of 10⁹ normal ones the largest has 6.1."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Entries of a tensor: their number, those seen outside rows of zeros, moments, and the law that they follow."""
+    """Entries of a tensor: their number, those seen outside rows of zeros, moments, and the law that they follow.
+
+    Outliers are left out of the moments; `outlier` is how far the farthest is, in robust standard deviations.
+    """
 
     size: int
     seen: int
@@ -29,11 +35,12 @@ class Law:
     largest: float  # |entry − mean| over σ
     name: str
     edge: float = math.inf  # where a truncated law ends, over the σ before truncation
+    outlier: float = 0.0
 
     @property
     def error(self) -> float:
         """Standard deviation of log σ̂: √((2 + κ₄)/(4N)) (`theory.md` §18)."""
-        kurtosis = self.kurtosis if self.seen >= 256 else max(self.kurtosis, 0.0)  # that of few entries is not known
+        kurtosis = max(self.kurtosis, -1.2 if self.seen >= 256 else 0.0)  # that of few entries is not known
         return math.sqrt(max(2 + kurtosis, 0.05) / (4 * max(self.seen, 1)))
 
 
@@ -47,6 +54,7 @@ def law_of(parameter: Parameter) -> Law:
         return Law(size, len(x), math.nan, math.nan, math.nan, math.nan, "not finite")
     if (x != 0).mean() < 0.999 and x.any():
         x = x[x != 0]  # a row of zeros, as of a padding token, is no part of the law
+    x, outlier = _without_outliers(x, parameter)
     mean, sd = float(x.mean()), float(x.std())
     if sd <= 1e-6 * abs(mean) or sd == 0:
         return Law(size, len(x), mean, 0.0, -2.0, 0.0, "constant" if mean else "zeros")
@@ -55,7 +63,18 @@ def law_of(parameter: Parameter) -> Law:
     name, edge = _name(z, kurtosis, largest)
     if name == "normal" and _orthogonal(parameter):
         name = "orthogonal"
-    return Law(size, len(x), mean, sd, kurtosis, largest, name, edge)
+    return Law(size, len(x), mean, sd, kurtosis, largest, name, edge, outlier)
+
+
+def _without_outliers(x: np.ndarray, parameter: Parameter) -> tuple[np.ndarray, float]:
+    """The entries that are near the others, and how far the farthest entry of all is."""
+    middle = np.median(x)
+    spread = float(np.median(np.abs(x - middle))) / stats.norm.ppf(0.75)
+    if len(x) < 64 or not spread:
+        return x, 0.0
+    near = np.abs(x - middle) < FAR * spread
+    farthest = max(abs(parameter.least - middle), abs(parameter.largest - middle)) / spread
+    return (x[near], farthest) if farthest > FAR and near.mean() > 0.99 else (x, 0.0)
 
 
 def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
@@ -68,15 +87,18 @@ def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
         return "uniform", math.inf
     # A normal law has entries beyond the largest one with this probability.
     short = n * math.log1p(-2 * stats.norm.sf(largest)) if largest < 8 else 0.0
-    if short < math.log(1e-7) and kurtosis < 0:
-        for edge in (1.0, 2.0, 2.5, 3.0, 4.0):
-            cut = stats.truncnorm.std(-edge, edge)
-            if abs(largest * cut - edge) < 0.03 * edge + 8 / n:
-                return "truncated", edge
-        return "other", math.inf
+    if short < math.log(1e-7) and -1.15 < kurtosis < 0:
+        return "truncated", float(np.interp(largest, *_edges()))
     if abs(kurtosis) > 8 * error + 0.02:
         return "other", math.inf
     return "normal", math.inf
+
+
+@functools.cache
+def _edges() -> tuple[np.ndarray, np.ndarray]:
+    """The largest entry of truncated normals over their σ, and where these are cut."""
+    edges = np.linspace(0.2, 5.0, 49)
+    return edges / stats.truncnorm.std(-edges, edges), edges
 
 
 def _orthogonal(parameter: Parameter) -> bool:
@@ -103,35 +125,6 @@ def _orthogonal(parameter: Parameter) -> bool:
     return False
 
 
-def parts_of(parameter: Parameter, matrix: Any) -> dict[str, Parameter]:
-    """The matrices in one array: experts along the first axis; queries, keys and values as equal parts."""
-    shape, roles = parameter.shape, matrix.role.split("/")
-    if len(shape) == 3 and matrix.fan_in * matrix.fan_out == shape[1] * shape[2] and 1 < shape[0] <= 256:
-        labels, axis = [str(k) for k in range(shape[0])], 0
-    elif len(shape) == 2 and len(roles) > 1 and matrix.fan_out in shape and matrix.fan_out % len(roles) == 0:
-        labels, axis = roles, shape.index(matrix.fan_out)
-    else:
-        return {}
-    places = np.arange(parameter.size).reshape(shape[: axis + 1] + (-1,))
-    found = {}
-    for label, index in zip(labels, np.split(places, len(labels), axis), strict=True):
-        flat = index.ravel()
-        own = (shape[0], shape[1] // len(labels)) if axis else (shape[0] // len(labels), *shape[1:])
-        found[label] = Parameter(own, lambda at, flat=flat: parameter.read(flat[at]), parameter.finite, parameter.dtype)
-    return found
-
-
-def laws_of_parts(parameter: Parameter, matrix: Any, laws: dict[str, Law]) -> dict[str, tuple[Parameter, Law]]:
-    """Matrices in one array, with their laws, which are kept among those of tensors."""
-    found = {}
-    for label, part in parts_of(parameter, matrix).items():
-        name = f"{matrix.name}[{label}]"
-        if name not in laws:
-            laws[name] = law_of(part)
-        found[name] = part, laws[name]
-    return found
-
-
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
     """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), with the first of each."""
     names = [
@@ -145,7 +138,8 @@ def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list
     counts = np.zeros(len(names))
     for place, name in enumerate(names):
         x = parameters[name].read(slice(0, SHARED))
-        Z[place, : len(x)] = (x - x.mean()) / (x.std() or 1.0)
+        z = np.clip((x - laws[name].mean) / (laws[name].sd or 1.0), -4, 4)  # one entry is not a correlation
+        Z[place, : len(x)] = (z - z.mean()) / (z.std() or 1.0)
         counts[place] = len(x)
     shared = np.minimum(counts[:, None], counts)
     correlations = (Z @ Z.T) / shared

@@ -1,4 +1,4 @@
-"""The law of each parameter by a library's own code: `_init_weights` of transformers, on tensors without memory.
+"""What a library's own code declares of each parameter: `_init_weights` of transformers, run on fresh twins of a model.
 
 Tests: `tests/auditing/test_torch_audit.py`.
 """
@@ -9,38 +9,66 @@ import inspect
 import math
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from scipy.stats import truncnorm
 
+from sdeinfer.auditing._recipe import Declared
+from sdeinfer.auditing._torch import named, parameter_of
 
-class Declared(NamedTuple):
-    """Mean, σ and law of a parameter."""
+LARGEST = 200_000_000
+"""Number of parameters up to which twins get memory; of larger models only calls of initialisers are read."""
 
-    mean: float
-    sd: float
-    law: str
+
+def twin_of(model: Any, seed: int = 1) -> Any:
+    """Another model of the same class and configuration, as its library initialises it."""
+    torch = sys.modules["torch"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return type(model)(copy.deepcopy(model.config))
 
 
 def declared_by(model: Any) -> dict[str, Declared]:
-    """The last call of an initialiser for each parameter that the code of a model's class initialises as a whole."""
-    init = sys.modules.get("transformers.initialization")
+    """Each parameter's law by the last call of an initialiser, or its values, or another draw of them."""
+    init, torch = sys.modules.get("transformers.initialization"), sys.modules["torch"]
     if init is None:
         return {}
-    torch = sys.modules["torch"]
+    own = named(model.named_parameters(remove_duplicate=False))[0]
+    small = sum(each.numel() for each in own.values()) <= LARGEST
     calls: dict[int, Declared | None] = {}
     try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]), _recorded(init, calls):
-            twin = type(model)(_untied(model.config))
-            for module in twin.modules():
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if small else "meta"), _recorded(init, calls):
+            torch.manual_seed(1)
+            first = type(model)(_untied(model.config))
+            for module in first.modules():
                 module._is_hf_initialized = False
-            twin.initialize_weights()
+            first.initialize_weights()
     except Exception:
         return {}
-    found = {name: calls.get(id(each)) for name, each in twin.named_parameters()}
-    shapes = {name: each.shape for name, each in twin.named_parameters()}
-    own = dict(model.named_parameters())
-    return {name: each for name, each in found.items() if each and name in own and own[name].shape == shapes[name]}
+    firsts = {name: each for name, each in first.named_parameters() if name in own and own[name].shape == each.shape}
+    found = {name: calls.get(id(each)) for name, each in firsts.items()}
+    left = [name for name, each in found.items() if each is None]
+    if small and left:
+        found |= _compared(firsts, model, left)
+    return {name: each for name, each in found.items() if each}
+
+
+def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, Declared]:
+    """Parameters that no initialiser was called for: those of two twins are equal, or two draws."""
+    seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))[0]
+    found = {}
+    for name in left:
+        one, other = (parameter_of(each[name]).entries() for each in (firsts, seconds))
+        if not (np.isfinite(one).all() and np.isfinite(other).all() and one.shape == other.shape):
+            continue
+        both = np.concatenate([one, other])
+        mean, sd = float(both.mean()), float(both.std())
+        if np.allclose(one, other, rtol=1e-6, atol=1e-12):
+            found[name] = Declared(mean, 0.0, "constant", values=one)
+        elif sd > 0:
+            found[name] = Declared(mean, sd, None, sample=both)
+    return found
 
 
 def _untied(config: Any) -> Any:
@@ -54,7 +82,7 @@ def _untied(config: Any) -> Any:
 
 @contextlib.contextmanager
 def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
-    """Initialisers that note what they would do."""
+    """Initialisers that also note what they do."""
     kept: list[Any] = []  # so that no other tensor gets the number of one that was freed
     names = [name for name in (*init.TORCH_INIT_FUNCTIONS, "copy_") if hasattr(init, name)]
     originals = {name: getattr(init, name) for name in names}
@@ -72,7 +100,7 @@ def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
                 calls[id(tensor if base is None else base)] = _law(name, tensor, bound.arguments)
             elif name != "zeros_":  # a part of a matrix; a row of zeros is that of padding
                 calls[id(base)] = None
-            return tensor
+            return originals[name](*args, **kwargs)
 
         return record
 
@@ -93,7 +121,7 @@ def _law(name: str, tensor: Any, of: dict[str, Any]) -> Declared | None:
     law = "uniform" if "uniform" in name else "normal"
     match name:
         case "zeros_":
-            return Declared(0.0, 0.0, "zeros")
+            return Declared(0.0, 0.0, "constant")
         case "ones_" | "constant_":
             return Declared(float(of.get("val", 1.0)), 0.0, "constant")
         case "normal_":

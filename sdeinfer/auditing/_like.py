@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._books import Books, filled, is_torch, tap
+from sdeinfer.auditing._account import Account, Matrix
+from sdeinfer.auditing._books import Books, filled, is_torch, record_of
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._roles import account_of
@@ -26,6 +27,8 @@ def other_roles(books: Books, other: Books) -> list[Test]:
     tests = []
     for role in sorted(theirs - own):
         tests.append(Test("roles", role, passed=False, says=f"no matrix is a {role}, where {other.name} has one"))
+    for role in sorted(own - theirs):
+        tests.append(Test("roles", role, passed=False, says=f"{other.name} has no {role}, where there is one"))
     if books.account.layers != other.account.layers:
         says = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
         tests.append(Test("roles", "layers", passed=False, says=says))
@@ -33,32 +36,75 @@ def other_roles(books: Books, other: Books) -> list[Test]:
 
 
 def other_outputs(like: Any, books: Books, other: Books) -> list[Test]:
-    """Whether the other model returns the same values with the weights of this one, by equal names of parameters."""
-    own, theirs = (each.account.graph.record.parameters for each in (books, other))
-    if {name: each.shape for name, each in own.items()} != {name: each.shape for name, each in theirs.items()}:
-        return []
-    if any("[" in name and name.endswith("]") for name in own) and not is_torch(like):
-        return []  # layers that a scan cuts out of one array
-    values = {name: each.read(slice(None)).reshape(each.shape) for name, each in own.items()}
-    record = tap(like)[0](filled(copy.deepcopy(like) if is_torch(like) else like, values), books.inputs)
+    """Whether the other model returns the same values with the weights of this one, by equal names or equal roles."""
+    names = _names(books.account, other.account)
+    stacks = any("[" in name and name.endswith("]") for name in books.account.graph.record.parameters)
+    if names is None or (stacks and not is_torch(like)):  # layers that a scan cuts out of one array
+        why = "parameters of the two models are not the same by name or by role"
+        return [Test("untested", "outputs", None, f"outputs with the same weights: {why}")]
+    own = books.account.graph.record.parameters
+    values = {theirs: own[name].read(slice(None)).reshape(own[name].shape) for name, theirs in names.items()}
+    record = record_of(filled(copy.deepcopy(like) if is_torch(like) else like, values), books.inputs)
     ends = zip(*([c[-1].sum.rows for c in a.streams] for a in (books.account, account_of(Graph(record)))), strict=False)
-    far = max((float(np.abs(a / b - 1).max()) for a, b in ends if a.shape == b.shape and b.all()), default=0.0)
+    rows = [(a, b) for a, b in ends if a is not None and b is not None and a.shape == b.shape and b.all()]
+    if not rows:
+        return [Test("untested", "outputs", None, "outputs with the same weights: no stream was seen")]
+    far = max(float(np.abs(a / b - 1).max()) for a, b in rows)
     says = f"with the same weights {other.name} returns other values (rows of the stream differ by {100 * far:.2g} %)"
     return [Test("outputs", "outputs", far < SAME, says)]
 
 
-def as_found(books: Books) -> Recipe:
-    """Another model as a recipe: σ and laws by role and layer, factors, logits."""
-    account, laws = books.account, books.laws
-    exact: dict[tuple, tuple[float, str]] = {}
-    for name, matrix in account.matrices.items():
-        law = laws[name]
-        for key in ((matrix.role, matrix.of, matrix.layer), (matrix.role, matrix.of, None)):
-            exact.setdefault(key, (law.sd, law.name))
+def _names(own: Account, other: Account) -> dict[str, str] | None:
+    """The other model's name of each parameter: the same, or that of the only one with its role, layer and shape."""
+    ours, theirs = (each.graph.record.parameters for each in (own, other))
+    if {name: each.shape for name, each in ours.items()} == {name: each.shape for name, each in theirs.items()}:
+        return {name: name for name in ours}
+    keys, others = ({name: _key(account, name) for name in account.graph.record.parameters} for account in (own, other))
+    by_key = {key: name for name, key in others.items()}
+    if len(by_key) != len(others) or len({*keys.values()}) != len(keys) or {*keys.values()} != {*by_key}:
+        return None
+    return {name: by_key[key] for name, key in keys.items()}
 
-    def found(matrix: Any) -> tuple[float | None, str | None]:
-        own = exact.get((matrix.role, matrix.of, matrix.layer)) or exact.get((matrix.role, matrix.of, None))
-        return own or (None, None)
+
+def _key(account: Account, name: str) -> tuple:
+    """What a parameter is: its layer, its roles and its shape; norms in the order of their use."""
+    matrices = [matrix for matrix in account.matrices.values() if matrix.array == name]
+    if not matrices:
+        return (name,)
+    first = matrices[0]
+    alike = [
+        m.array for m in account.matrices.values() if (m.role, m.of, m.layer) == (first.role, first.of, first.layer)
+    ]
+    roles = tuple((matrix.role, matrix.of) for matrix in matrices)
+    return first.layer, roles, account.graph.record.parameters[name].shape, alike.index(name)
+
+
+def as_found(books: Books) -> Recipe:
+    """Another model as a recipe: σ with its error and laws by role and layer, factors, gains, logits."""
+    account, laws = books.account, books.laws
+    exact: dict[tuple, str] = {}
+    for name, matrix in account.matrices.items():
+        for layer in (matrix.layer, None):
+            exact.setdefault((matrix.role, matrix.of, layer), name)
+
+    def name_of(matrix: Matrix) -> str | None:
+        return exact.get((matrix.role, matrix.of, matrix.layer)) or exact.get((matrix.role, matrix.of, None))
+
+    def sd(matrix: Matrix) -> float | None:
+        name = name_of(matrix)
+        constant = name is None or (laws[name].sd == 0 and laws[name].mean != 0)
+        return None if constant else laws[name].sd  # pyright: ignore[reportArgumentType]
+
+    def law(matrix: Matrix) -> str | None:
+        name = name_of(matrix)
+        found = None if name is None else laws[name].name
+        return found if found in ("normal", "uniform", "orthogonal") else None
+
+    def gain(matrix: Matrix) -> float | None:
+        name = name_of(matrix)
+        if name is None or laws[name].sd > 0:
+            return None
+        return account.gains.get(name, [(laws[name].mean, 0.0)])[0][0]
 
     logits = {each.layer: each.factor for each in account.logits}
     writers = [source for each in account.writers.values() for _, source in each if source.plain]
@@ -66,11 +112,13 @@ def as_found(books: Books) -> Recipe:
     return Recipe(
         f"like {books.name}",
         "another model",
-        lambda matrix: found(matrix)[0],
-        lambda matrix: found(matrix)[0],
-        lambda matrix: law if (law := found(matrix)[1]) in ("normal", "uniform", "orthogonal") else None,
+        sd,
+        sd,
+        law,
         multiplier=lambda layers: abs(writers[0].factor) if writers else None,
         skip=lambda layers: skips[0] if skips else None,
-        logits=lambda each: logits.get(each.layer),
+        logits=lambda found: logits.get(found.layer),
+        gain=gain,
+        error=lambda matrix: 0.0 if (name := name_of(matrix)) is None else laws[name].error,
         causal=books.dependences.causal,
     )

@@ -7,10 +7,22 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._account import Logits, Matrix
+
+
+class Declared(NamedTuple):
+    """What is declared of a parameter by its name: a law with its mean and σ, or all of its values."""
+
+    mean: float
+    sd: float
+    law: str | None = None
+    values: np.ndarray | None = None
+    sample: np.ndarray | None = None  # another draw, where the law is not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +38,13 @@ class Recipe:
         multiplier: the factor of every branch in the forward pass, a function of L.
         skip: the factor of the residual stream in every sum, a function of L.
         temperature: the softmax temperature over √d_k, a function of d_k: √d_k for logits that are divided by d_k.
-        factors: by name, factors of the standard deviation of a matrix and, for a last matrix, of the multiplier: those
-            that an implementation may miss.
         logits: the factor of q kᵀ before softmax, in place of 1/(√d_k temperature), also where q and k are normed.
         gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
         layer_scale: what parameters that multiply branches start from.
-        norm: "pre" or "post", where the norms are.
+        named: what is declared of a parameter by its name, whatever its role.
+        error: standard deviation of the logarithm of a σ that was itself measured.
+        norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
         zeros: roles whose matrices may be zeros.
     """
@@ -45,14 +57,26 @@ class Recipe:
     multiplier: Callable[[int], float | None] = lambda layers: 1.0
     skip: Callable[[int], float | None] = lambda layers: 1.0
     temperature: Callable[[int], float | None] = lambda size: 1.0
-    factors: Callable[[Matrix], Mapping[str, float]] = lambda matrix: {}
     logits: Callable[[Logits], float | None] | None = None
     gain: Callable[[Matrix], float | None] = lambda matrix: 1.0 if matrix.role == "norm" else 0.0
     embedding: float | None = None
     layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
+    named: Callable[[str], Declared | None] = lambda name: None
+    error: Callable[[Matrix], float] = lambda matrix: 0.0
     norm: str | None = None
     causal: bool | None = None
     zeros: tuple[str, ...] = ()
+
+    def declared_sd(self, matrix: Matrix) -> float | None:
+        """σ of a matrix, a table or a bias; None where nothing is declared, or roles of one array differ."""
+        if matrix.role == "bias":
+            return self.bias_sd(matrix)
+        if not (matrix.linear or matrix.role in ("embedding", "position", "offset")):
+            return None
+        if len(matrix.roles) < 2:
+            return self.sd(matrix)
+        sds = {self.sd(dataclasses.replace(matrix, role=role, roles=())) for role in matrix.roles}
+        return sds.pop() if len(sds) == 1 else None
 
     def logits_factor(self, found: Logits) -> float | None:
         """The declared factor of q kᵀ."""
@@ -61,29 +85,32 @@ class Recipe:
         temperature = self.temperature(found.head_size)
         return None if temperature is None or found.normed else 1 / (math.sqrt(found.head_size) * temperature)
 
+    def changes(self, name: str) -> bool:
+        """Whether a function is another one than that of an ordinary network."""
+        return getattr(self, name) is not Recipe.__dataclass_fields__[name].default
+
 
 def applies(key: str, matrix: Matrix) -> bool:
     """Whether the key of a rule is a role of a matrix, or a glob that its name matches."""
-    return key == matrix.role or key in matrix.role.split("/") or fnmatch.fnmatchcase(matrix.name, key)
+    names = {matrix.name, matrix.array} - {""}
+    return key in (matrix.role, *matrix.roles) or any(fnmatch.fnmatchcase(name, key) for name in names)
 
 
 def of_rules(
     rules: Mapping[str, Any], *, name: str = "the given standard deviations", source: str = "the user"
 ) -> Recipe:
-    """A recipe of rules: the first key that is a role of a matrix, or a glob that its name matches, decides.
+    """A recipe of rules: the first key that is a role of a matrix, or a glob that a parameter's name matches, decides.
 
     Arguments:
         rules: values are standard deviations, functions of a `Matrix` that return them, or pairs of one and a law, as
-            `{"*.wo.weight": lambda matrix: 0.02 / (2 * (matrix.layer + 1)) ** 0.5, "embedding": (0.02, "truncated")}`.
+            `{"*.wo.weight": lambda matrix: 0.02 / (2 * (matrix.layer + 1)) ** 0.5, "embedding": (0.02, "truncated")}`;
+            `(0.2, "constant")` declares the value of all entries.
         name: its name in sentences.
         source: where it is from.
     """
     for key, value in rules.items():
-        first = value[0] if isinstance(value, tuple) and value else value
-        if not (
-            callable(first)
-            or (isinstance(first, int | float) and not isinstance(first, bool) and 0 <= first < math.inf)
-        ):
+        first: Any = value[0] if isinstance(value, tuple) and value else value
+        if not (callable(first) or (_is_number(first) and (first >= 0 or _constant(value)))):
             raise InputError(
                 f"recipe: a standard deviation, or a function of a Matrix, is needed for {key}, got {value!r}"
             )
@@ -95,18 +122,25 @@ def of_rules(
         return None, None
 
     def sd(matrix: Matrix) -> float | None:
-        value: Any = rule(matrix)[0]
+        value, law = rule(matrix)
         found: Any = value(matrix) if callable(value) else value
-        return found
+        return None if law == "constant" else found
 
-    def bias_sd(matrix: Matrix) -> float | None:
-        value = sd(matrix)
-        return 0.0 if value is None else value
+    def named(name: str) -> Declared | None:
+        for key, value in rules.items():
+            if fnmatch.fnmatchcase(name, key):
+                first, law = value if isinstance(value, tuple) else (value, None)
+                if callable(first):
+                    return None
+                return Declared(first, 0.0, law) if law == "constant" else Declared(0.0, first, law)
+        return None
 
-    def factors(matrix: Matrix) -> dict[str, float]:
-        value, of_first = sd(matrix), {"attention output": "value", "mlp output": "up"}.get(matrix.role)
-        first = sd(dataclasses.replace(matrix, role=of_first, name="")) if of_first else None
-        scale = 1 / math.sqrt(2 * max(matrix.layers, 1))
-        return {"1/√(2L)": scale} if value and first and math.isclose(value, scale * first, rel_tol=0.01) else {}
+    return Recipe(name, source, sd, sd, lambda matrix: rule(matrix)[1], gain=lambda matrix: None, named=named)
 
-    return Recipe(name, source, sd, bias_sd, lambda matrix: rule(matrix)[1], factors=factors)
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _constant(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and value[1] == "constant"

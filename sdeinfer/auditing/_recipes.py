@@ -1,9 +1,8 @@
 """Recipes of initialisation in use, each with its source. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sdeinfer._files import InputError
@@ -14,8 +13,7 @@ from sdeinfer.auditing._recipe import of_rules as of_rules
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
 
-IN_BLOCKS = ("query", "key", "value", "attention output", "gate", "up", "mlp output")
-IN_BLOCKS += ("mixer output", "router", "reads", "inner")
+IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer output, router, reads, inner".split(", ")
 """Roles that a rule of fan-in and fan-out speaks of."""
 
 
@@ -26,11 +24,10 @@ def gpt2(sd: float = SD) -> Recipe:
     transformers/models/gpt2/modeling_gpt2.py.
     """
 
-    def factors(matrix: Matrix) -> dict[str, float]:
-        return {"1/√(2L)": 1 / math.sqrt(2 * matrix.layers)} if matrix.last else {}
+    def scaled(matrix: Matrix) -> float | None:
+        return sd / math.sqrt(2 * matrix.layers) if matrix.last else sd if _drawn(matrix) else None
 
-    source = "Radford et al. 2019, §2.3; modeling_gpt2.py"
-    return Recipe("gpt2", source, _scaled(_everywhere(sd), factors), law=_normal, factors=factors)
+    return Recipe("gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", scaled, law=_normal)
 
 
 def normal(sd: float = SD) -> Recipe:
@@ -39,7 +36,8 @@ def normal(sd: float = SD) -> Recipe:
     Source: Devlin et al. 2018, arXiv 1810.04805, whose code truncates at 2 sd; `_init_weights` in
     transformers/modeling_utils.py, which does not.
     """
-    return Recipe("normal", "transformers/modeling_utils.py: _init_weights", _everywhere(sd), law=_normal)
+    source = "transformers/modeling_utils.py: _init_weights"
+    return Recipe("normal", source, lambda matrix: sd if _drawn(matrix) else None, law=_normal)
 
 
 def pytorch(*, biases: bool = True) -> Recipe:
@@ -55,12 +53,12 @@ def pytorch(*, biases: bool = True) -> Recipe:
     """
 
     def sd(matrix: Matrix) -> float | None:
-        if {"query", "key", "value"} & {*matrix.role.split("/")}:
+        if matrix.role in ("query", "key", "value"):
             return math.sqrt(2 / (matrix.width + 3 * matrix.width))
         return _linear(matrix) if matrix.linear and matrix.role != "input" else None
 
     def bias_sd(matrix: Matrix) -> float | None:
-        of_attention = {"query", "key", "value", "attention output"} & {*matrix.of.split("/")}
+        of_attention = matrix.of in ("query", "key", "value", "attention output")
         return _linear(matrix) if biases and not of_attention else 0.0
 
     return Recipe("pytorch", "torch/nn/modules/activation.py and linear.py", sd, bias_sd, _uniform)
@@ -78,7 +76,7 @@ def pytorch_linear(*, biases: bool = True) -> Recipe:
     def sd(matrix: Matrix) -> float | None:
         return 1.0 if matrix.role == "embedding" else _linear(matrix) if matrix.linear else None
 
-    bias_sd = _linear if biases else _constant(0.0)
+    bias_sd = _linear if biases else lambda matrix: 0.0
     return Recipe("pytorch_linear", "torch/nn/modules/linear.py: reset_parameters", sd, bias_sd, _uniform)
 
 
@@ -87,9 +85,7 @@ def lecun() -> Recipe:
 
     Source: LeCun et al. 1998, "Efficient BackProp", §4.6; `default_kernel_init` in flax/nnx/nn/linear.py.
     """
-    return Recipe(
-        "lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", _in_blocks(lambda matrix: matrix.fan_in**-0.5)
-    )
+    return _of_fans("lecun", "LeCun et al. 1998, §4.6; flax/nnx/nn/linear.py", lambda matrix: matrix.fan_in**-0.5)
 
 
 def xavier(gain: float = 1.0) -> Recipe:
@@ -97,9 +93,8 @@ def xavier(gain: float = 1.0) -> Recipe:
 
     Source: Glorot and Bengio 2010, PMLR 9:249–256, Eq. 16; `xavier_normal_` in torch/nn/init.py.
     """
-    factors = _constant({} if gain == 1 else {"gain": gain})
     source = "Glorot and Bengio 2010, Eq. 16; torch/nn/init.py"
-    return Recipe("xavier", source, _in_blocks(_scaled(_xavier, factors)), factors=factors)
+    return _of_fans("xavier", source, lambda matrix: gain * math.sqrt(2 / (matrix.fan_in + matrix.fan_out)))
 
 
 def kaiming(mode: str = "fan_in", gain: float = 2**0.5) -> Recipe:
@@ -116,9 +111,8 @@ def kaiming(mode: str = "fan_in", gain: float = 2**0.5) -> Recipe:
     """
     if mode not in ("fan_in", "fan_out"):
         raise InputError(f"mode: 'fan_in' or 'fan_out' is needed, got {mode!r}")
-    factors = _constant({} if gain == 1 else {"gain": gain})
-    sd = _in_blocks(_scaled(lambda matrix: getattr(matrix, mode) ** -0.5, factors))
-    return Recipe("kaiming", "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py", sd, factors=factors)
+    source = "arXiv 1502.01852, Eq. 10 and 14; torch/nn/init.py"
+    return _of_fans("kaiming", source, lambda matrix: gain * getattr(matrix, mode) ** -0.5)
 
 
 def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Recipe:
@@ -133,13 +127,13 @@ def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Reci
             by its root; 1 for qᵀk/d_k.
     """
     _at_least_one(base_width=base_width)
-    factors = functools.partial(_of_width, base_width=base_width)
-    return Recipe(
-        "mup",
-        "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
-        _in_blocks(_scaled(_constant(sd), factors)),
+    return dataclasses.replace(
+        _of_fans(
+            "mup",
+            "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
+            lambda matrix: sd * math.sqrt(base_width / matrix.width),
+        ),
         temperature=lambda size: math.sqrt(size / base_head_size),
-        factors=factors,
     )
 
 
@@ -159,22 +153,11 @@ def completep(
         base_head_size: see `mup`.
     """
     _at_least_one(base_layers=base_layers)
-    wide = mup(sd, base_width=base_width, base_head_size=base_head_size)
-
-    def multiplier(layers: int) -> float:
-        return (layers / base_layers) ** -alpha
-
-    def factors(matrix: Matrix) -> dict[str, float]:
-        own = _of_width(matrix, base_width)
-        return own | {f"(L/base_layers)^−{alpha:g}": multiplier(matrix.layers)} if matrix.last else own
-
-    return Recipe(
-        "completep",
-        "arXiv 2505.01618, Table 1; EleutherAI/nanoGPT-mup, branch completep, model.py",
-        wide.sd,
-        multiplier=multiplier,
-        temperature=wide.temperature,
-        factors=factors,
+    return dataclasses.replace(
+        mup(sd, base_width=base_width, base_head_size=base_head_size),
+        name="completep",
+        source="arXiv 2505.01618, Table 1; EleutherAI/nanoGPT-mup, branch completep, model.py",
+        multiplier=lambda layers: (layers / base_layers) ** -alpha,
     )
 
 
@@ -191,16 +174,20 @@ def deepnet(base: Recipe | None = None) -> Recipe:
     """
     base = xavier() if base is None else base
 
-    def factors(matrix: Matrix) -> dict[str, float]:
-        return {} if matrix.role in ("query", "key") else {"β = (8L)^−¼": (8 * matrix.layers) ** -0.25}
+    def scaled(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float | None]:
+        def of(matrix: Matrix) -> float | None:
+            value = sd(matrix)
+            beta = 1.0 if {matrix.role, matrix.of} & {"query", "key"} else (8 * matrix.layers) ** -0.25
+            return None if value is None else value * beta
+
+        return of
 
     return dataclasses.replace(
         base,
         name="deepnet",
         source="arXiv 2203.00555, Figure 2; torchscale/architecture/encoder.py",
-        sd=_scaled(base.sd, factors),
-        bias_sd=_scaled(base.bias_sd, factors),
-        factors=lambda matrix: dict(base.factors(matrix)) | factors(matrix),
+        sd=scaled(base.sd),
+        bias_sd=scaled(base.bias_sd),
         skip=lambda layers: (2 * layers) ** 0.25,
     )
 
@@ -210,18 +197,18 @@ RECIPES: dict[str, Callable[..., Recipe]] = {make.__name__: make for make in _AL
 """Functions that make recipes, by name."""
 
 
-def _constant[T](value: T) -> Callable[[Matrix], T]:
-    return lambda matrix: value
-
-
-def _everywhere(sd: float) -> Callable[[Matrix], float | None]:
-    """One σ of all matrices and embeddings."""
-    return lambda matrix: sd if matrix.linear or matrix.role in ("embedding", "position") else None
-
-
-def _in_blocks(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float | None]:
+def _of_fans(name: str, source: str, sd: Callable[[Matrix], float]) -> Recipe:
     """A rule that says nothing of embeddings, the head, and what is outside of layers."""
-    return lambda matrix: sd(matrix) if {*matrix.role.split("/")} & {*IN_BLOCKS} else None
+    return Recipe(
+        name,
+        source,
+        lambda matrix: sd(matrix) if matrix.role in IN_BLOCKS else None,
+        lambda matrix: 0.0 if matrix.of in IN_BLOCKS else None,
+    )
+
+
+def _drawn(matrix: Matrix) -> bool:
+    return matrix.linear or matrix.role in ("embedding", "position")
 
 
 def _linear(matrix: Matrix) -> float:
@@ -237,25 +224,7 @@ def _uniform(matrix: Matrix) -> str | None:
     return None if matrix.role == "embedding" else "uniform"
 
 
-def _xavier(matrix: Matrix) -> float:
-    return math.sqrt(2 / (matrix.fan_in + matrix.fan_out))
-
-
 def _at_least_one(**sizes: Any) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise InputError(f"{name}: a whole number of at least 1 is needed, got {size!r}")
-
-
-def _of_width(matrix: Matrix, base_width: int) -> dict[str, float]:
-    return {"√(base_width/n)": math.sqrt(base_width / matrix.width)}
-
-
-def _scaled(
-    sd: Callable[[Matrix], float | None], factors: Callable[[Matrix], Mapping[str, float]]
-) -> Callable[[Matrix], float | None]:
-    def scaled(matrix: Matrix) -> float | None:
-        own = sd(matrix)
-        return None if own is None else own * math.prod(factors(matrix).values())
-
-    return scaled

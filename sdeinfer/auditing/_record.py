@@ -28,6 +28,7 @@ class Node:
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1
+    moved: Callable[[Any], Any] | None = None  # does to other numbers what a view did to those of its input
 
     @property
     def square(self) -> float:
@@ -43,39 +44,14 @@ def about(values: np.ndarray) -> dict[str, Any]:
     return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
 
 
-def multiplied(
-    operation: str, inputs: list[Node], shape: tuple[int, ...], names: tuple[str, ...], number: float = 1.0
-) -> Node:
-    """A product, or quotient, of activations, entry by entry; or one of activations and a fixed tensor or a number."""
-    live = tuple(node for node in inputs if not node.fixed)
-    if len(live) > 1:
-        return Node("gate", live, shape, operation, names)
-    divides = operation.startswith("div")
-    if divides and inputs[0].fixed:
-        return Node("other", live, shape, operation, names)
-    fixed = next((node for node in inputs if node.fixed), None)
-    if fixed is None:
-        return Node(
-            "scale",
-            live,
-            shape,
-            operation,
-            names,
-            (1 / number if divides and number else number,),
-            about={"uniform": True},
-        )
-    value = fixed.about.get("mean" if fixed.about.get("uniform") else "rms", math.nan)
-    factor = 1 / value if divides and value else value
-    return Node("scale", live, shape, operation, names, (factor,), about=fixed.about | {"by": fixed})
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter or buffer: its shape, a function that reads entries of the flat array, whether all are finite."""
+    """A parameter or buffer: its shape, a function that reads entries of the flat array, and its extreme entries."""
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]
-    finite: bool = True
+    least: float = 0.0
+    largest: float = 0.0
     dtype: str = "float32"
 
     def entries(self) -> np.ndarray:
@@ -86,6 +62,16 @@ class Parameter:
     def size(self) -> int:
         """Number of entries."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are finite."""
+        return math.isfinite(self.least) and math.isfinite(self.largest)
+
+    @property
+    def masks(self) -> bool:
+        """Whether some entries are −∞ and all others finite, as those of a mask."""
+        return self.least == -math.inf and math.isfinite(self.largest)
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,4 +84,4 @@ class Record:
     buffers: dict[str, Parameter]
     tied: dict[str, list[str]]
     outputs: list[Node]
-    inputs: dict[str, tuple[int, ...]]
+    columns: Callable[[tuple[int, ...]], Any]  # an array of this shape that holds the number of each column

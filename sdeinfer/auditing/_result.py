@@ -11,9 +11,15 @@ from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test
 
-ORDER = ("not finite", "dropout", "copies", "shards", "norm", "queries", "probabilities", "mask", "items", "outputs")
-ORDER += ("stream", "logits", "factor", "unlike", "dead", "σ", "bias", "law")
-"""Causes before consequences."""
+ORDER = (
+    "not finite, dropout, outliers, copies, shards, series, softmax, norm, norms, queries, probabilities, dead, mask, "
+    "items, unused, roles, stream, logits, factor, reading, unlike, σ, bias, value, law, outputs"
+).split(", ")
+"""Topics of tests, causes before consequences."""
+
+
+TOGETHER = ("norm", "norms", "law", "bias", "factor", "logits", "stream", "value", "reading")
+"""Topics whose failed tests are one clause."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -23,11 +29,12 @@ class Audit:
     Attributes:
         name: what was audited, as "GPT2Model".
         recipe: what was declared; None if nothing was.
-        rows: one for each tensor: its matrix (name, role, layer, sizes), its law, and what is declared.
+        rows: one for each matrix: its name, role, layer and sizes, its law, and what is declared.
         tests: all comparisons, and the findings that need no recipe.
         words: what the initialisation is.
         account: the books: streams, writers with their factors, logits.
         hint: another recipe that the network would pass.
+        declared: whether anything was declared.
     """
 
     name: str
@@ -37,22 +44,31 @@ class Audit:
     words: str
     account: Account
     hint: str = ""
+    declared: bool = True
 
     @property
     def failed(self) -> tuple[Test, ...]:
         """The failed tests, causes before consequences."""
         rank = {topic: place for place, topic in enumerate(ORDER)}
-        return tuple(sorted((test for test in self.tests if not test.passed), key=lambda test: rank.get(test.topic, 9)))
+        failed = (test for test in self.tests if test.passed is False)
+        return tuple(sorted(failed, key=lambda test: rank.get(test.topic, 9)))
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """What was declared and not tested."""
+        return tuple(dict.fromkeys(test.says for test in self.tests if test.passed is None))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Findings that do not decide."""
-        return tuple(test.says for test in self.tests if test.passed and test.topic in ("random", "zeros", "unused"))
+        return tuple(test.says for test in self.tests if test.passed and test.topic in ("random", "zeros", "left"))
 
     @property
     def passed(self) -> bool | None:
-        """Whether every test passed; None if nothing was declared and nothing failed."""
-        return False if self.failed else None if self.recipe is None else True
+        """Whether all that was declared was tested and passed; None if some was not tested, or nothing was declared."""
+        if self.failed:
+            return False
+        return True if self.declared and not self.untested else None
 
     @property
     def layers(self) -> int:
@@ -62,25 +78,30 @@ class Audit:
     @property
     def verdict(self) -> str:
         """The verdict in one sentence."""
-        if self.passed is None:
+        if self.passed is None and not self.declared:
             return f"nothing declared: {self.name}: {'; '.join([self.words, *self.notes])}"
+        if self.passed is None:
+            more = f" (and {len(self.untested) - 3} more)" if len(self.untested) > 3 else ""
+            return f"not tested: {'; '.join(self.untested[:3])}{more}; {self.name}: {self._as_declared()}"
         if self.passed:
-            assert self.recipe is not None
-            sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio)]
-            of_roles = [test for test in sigma if test.names and test.what not in test.names]
-            roles = ", ".join(f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in of_roles)
-            said = (
-                f"σ of {roles} times what {self.recipe.name} declares" if roles else f"as {self.recipe.name} declares"
-            )
-            return "; ".join([f"passed: {self.name}: {said}", *self.notes])
+            return "; ".join([f"passed: {self.name}: {self._as_declared()}", *self.notes])
         clauses = _clauses(self.failed)
         more = f" (also: {len(clauses) - 3} more)" if len(clauses) > 3 else ""
         named = self.recipe is not None and any(each.topic != "copies" for each in self.failed)
         declares = f" [declared: {self.recipe.name}]" if self.recipe is not None and named else ""
         return f"failed: {self.name}: {'; '.join(clauses[:3])}{more}{declares}{f'; {self.hint}' if self.hint else ''}"
 
+    def _as_declared(self) -> str:
+        """The σ of each role, which passed."""
+        sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio)]
+        of_roles = [test for test in sigma if test.names and test.what not in test.names]
+        roles = ", ".join(f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in of_roles)
+        if self.recipe is None:
+            return "as declared"
+        return f"σ of {roles} times what {self.recipe.name} declares" if roles else f"as {self.recipe.name} declares"
+
     def table(self) -> list[dict[str, Any]]:
-        """One row for each tensor."""
+        """One row for each matrix, as a dict."""
         failed = {name: test.topic for test in self.failed for name in test.names}
         return [
             {
@@ -117,6 +138,7 @@ class Audit:
             "verdict": self.verdict,
             "words": self.words,
             "hint": self.hint,
+            "untested": list(self.untested),
             "tensors": [{key: _plain(value) for key, value in row.items()} for row in self.table()],
             "tests": [{key: _plain(value) for key, value in dataclasses.asdict(test).items()} for test in self.tests],
         }
@@ -145,7 +167,7 @@ def _clauses(failed: tuple[Test, ...]) -> list[str]:
     """Sentences of failed tests; those with one cause, or of one topic for several tensors, become one."""
     found: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
-        alone = test.says if test.topic not in ("norm", "law", "bias", "factor", "logits", "stream") else ""
+        alone = test.says if test.topic not in TOGETHER else ""
         key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
         found.setdefault((test.topic, key), []).append(test)
     clauses = []

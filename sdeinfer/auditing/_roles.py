@@ -1,12 +1,20 @@
 """Roles, sizes and layers of parameters, read off the graph; and the logits. Tests: `tests/auditing/test_audit.py`."""
 
+import dataclasses
+
+import numpy as np
+
 from sdeinfer.auditing._account import Account, Logits, Matrix
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
+from sdeinfer.auditing._parts import columns_of, places_of, places_of_bias
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link, kind_of, logits_of, streams_of
 
 CHOICES = ("topk", "top_k", "sort", "argmax")
 """Operations by which routers choose."""
+
+type Roles = dict[int, dict[str, np.ndarray | None]]
+"""Roles of each product, with the outputs that have them; None where these are not known."""
 
 
 def account_of(graph: Graph) -> Account:
@@ -17,11 +25,10 @@ def account_of(graph: Graph) -> Account:
     for node in record.nodes:
         if node.kind in (*PRODUCTS, "embedding"):
             uses.setdefault(node.parameters[0] if node.parameters else "", []).append(node)
-    roles: dict[int, list[str]] = {}
+    roles: Roles = {}
     places: dict[int, tuple[int, int]] = {}
     logits: list[Logits] = []
     writers: dict[str, list[tuple[Link, Source]]] = {}
-    longest = max((chain[-1].layer + 1 for chain in streams), default=0)
     for chain in streams:
         for link in chain:
             own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
@@ -37,20 +44,19 @@ def account_of(graph: Graph) -> Account:
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
     _outside(graph, streams, roles)
-    width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
-    matrices, gains = _matrices(graph, roles, places, width, longest)
+    matrices, gains = _Matrices(graph, streams, roles, places).found()
     return Account(graph, streams, matrices, uses, writers, logits, gains)
 
 
-def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[str]]) -> list[Logits]:
+def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[Logits]:
     """Give the products of a branch their roles; the logits of its attentions."""
     stop = graph.reach[link.skip.origin.number]
     found: list[Logits] = []
 
     def give(node: Node, role: str, *, activations: bool = True) -> None:
         for source in graph.sources(node, stop=stop, activations=activations):
-            if source.node.kind in PRODUCTS and role not in roles.setdefault(source.node.number, []):
-                roles[source.node.number].append(role)
+            if source.node.kind in PRODUCTS:
+                roles.setdefault(source.node.number, {}).setdefault(role, columns_of(graph.record, source))
 
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
@@ -58,47 +64,41 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: dict[int, list[s
     routes = [node for node in graph.record.nodes if not node.fixed and node.operation in CHOICES]
     routes += [node for node in softmax if logits_of(graph, node) is None]
     kinds = {}
-    for node in nodes:
-        if node.kind == "attention":
-            for each, role in zip(node.inputs, ("query", "key", "value"), strict=False):
-                give(each, role)
-            found.append(_fused(graph, node, link))
-        elif node.kind == "softmax" and (pair := logits_of(graph, node)) is not None:
+    for node in softmax:
+        if (pair := logits_of(graph, node)) is not None:
             give(pair[0].inputs[0], "query")
             give(pair[0].inputs[1], "key")
-            found.append(_written(graph, node, pair, link, nodes, give))
+            found.append(_attention(graph, node, pair, link, nodes, give))
     for source in link.writers:
         if source.node.kind in PRODUCTS:
             before = (node for node in nodes if graph.has(source.node, node) and node is not source.node)
             kinds[source.node.number] = kind_of(graph, before)
-            if not set(roles.get(source.node.number, ())) & {"value"}:
-                roles[source.node.number] = [f"{kinds[source.node.number]} output"]
+            if "value" not in roles.get(source.node.number, {}):
+                roles[source.node.number] = {f"{kinds[source.node.number]} output": None}
     mixer = link.kind == "mixer"
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= 512:
             if any(graph.has(each, node) and not graph.depends(each, node) for each in routes):
-                roles[node.number] = ["router"]
+                roles[node.number] = {"router": None}
     for node in nodes:
-        if node.kind == "gate" and not mixer and not softmax_inside(graph, node, softmax):
-            _gated(graph, node, ends, roles, give)
+        if node.kind == "gate" and not mixer and not _weighs(graph, node, softmax):
+            _gated(graph, node, ends, give)
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles:
             reads = not any(graph.has(node, each) for each in nodes if each.kind in PRODUCTS and each is not node)
-            plain = any(kind == "mlp" for kind in kinds.values()) and not any(
-                graph.has(each, node) for each in nodes if each.kind == "attention"
-            )
-            roles[node.number] = [("up" if plain else "reads") if reads else "inner"]
+            plain = any(kind == "mlp" for kind in kinds.values()) and not any(graph.has(each, node) for each in softmax)
+            roles[node.number] = {("up" if plain else "reads") if reads else "inner": None}
     return found
 
 
-def softmax_inside(graph: Graph, node: Node, softmax: list[Node]) -> bool:
+def _weighs(graph: Graph, node: Node, softmax: list[Node]) -> bool:
     """Whether one side of a product is what softmax, or a router, returned."""
-    return any(each.shape[-1:] == (1,) for each in node.inputs) or any(
-        graph.term(each).origin in softmax for each in node.inputs
+    return any(side.shape[-1:] == (1,) for side in node.inputs) or any(
+        graph.term(side).origin in softmax for side in node.inputs
     )
 
 
-def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]], give) -> None:
+def _gated(graph: Graph, node: Node, ends: set[int], give) -> None:
     """Give roles to the sides of a product of activations: the side through a nonlinearity is the gate."""
     linear = [{each.node.number for each in graph.sources(side)} for side in node.inputs]
     if (linear[0] | linear[1]) & ends or node.inputs[0] is node.inputs[1]:
@@ -112,29 +112,44 @@ def _gated(graph: Graph, node: Node, ends: set[int], roles: dict[int, list[str]]
     give(up, "up", activations=False)
 
 
-def _fused(graph: Graph, node: Node, link: Link) -> Logits:
-    query, key = (graph.term(each) for each in node.inputs[:2])
-    factor = node.about["scale"] * query.factor * key.factor
-    normed = "norm" in (query.origin.kind, key.origin.kind)
-    return Logits(factor, node.about["head_size"], link.layer, normed, 1.0, node.about["dropout"])
-
-
-def _written(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
+def _attention(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
     product, factor = pair
-    query, key = (graph.term(each) for each in product.inputs)
-    after = 1.0
+    query, key = (graph.term(side) for side in product.inputs)
+    after, over = 1.0, ""
     for node in nodes:
-        if node.kind == "contraction" and node is not product:
-            for one, other in (node.inputs, node.inputs[::-1]):
-                term = graph.term(one)
-                if term.origin is softmax:
-                    give(other, "value")
-                    after = term.factor
-    normed = "norm" in (query.origin.kind, key.origin.kind)
-    return Logits(factor * query.factor * key.factor, product.about["fan_in"], link.layer, normed, after, 0.0)
+        if node.kind != "contraction" or node is product:
+            continue
+        for place, side in enumerate(node.inputs):
+            term = graph.term(side)
+            if term.origin is softmax:
+                give(node.inputs[1 - place], "value")
+                after = term.factor
+                over = over or _summed_over(node.about.get("sums", (None, None))[place])
+    normed = [term.origin.kind == "norm" for term in (query, key)]
+    shape = softmax.shape
+    return Logits(
+        factor * query.factor * key.factor,
+        product.about["fan_in"],
+        link.layer,
+        any(normed),
+        after,
+        both=all(normed),
+        over=over,
+        heads=shape[-3] if len(shape) > 3 else 1,
+    )
 
 
-def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]]) -> None:
+def _summed_over(sums: tuple[float, float, float] | None) -> str:
+    """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
+    if sums is None:
+        return ""
+    least, largest, others = sums
+    if largest <= 1 + 1e-3:
+        return "keys"
+    return "queries" if others < 1e-3 else ""
+
+
+def _outside(graph: Graph, streams: list[list[Link]], roles: Roles) -> None:
     """Products before and after the streams."""
     ends = [chain[-1].sum for chain in streams]
     outputs = {graph.term(node).origin.number for node in graph.record.outputs}
@@ -142,7 +157,7 @@ def _outside(graph: Graph, streams: list[list[Link]], roles: dict[int, list[str]
         if node.kind not in PRODUCTS or node.number in roles:
             continue
         after = any(graph.has(node, end) for end in ends)
-        roles[node.number] = [("head" if node.number in outputs else "inner") if after else "input"]
+        roles[node.number] = {("head" if node.number in outputs else "inner") if after else "input": None}
 
 
 def _counted(index: Node) -> bool:
@@ -159,54 +174,104 @@ def _counted(index: Node) -> bool:
     return False
 
 
-def _matrices(graph: Graph, roles: dict, places: dict, width: int, layers: int) -> tuple[dict[str, Matrix], dict]:
-    """The matrix of each parameter, by the first use that says what it is; gains of norms as they are used."""
-    found: dict[str, Matrix] = {}
-    gains: dict[str, list[tuple[float, float]]] = {}
-    record = graph.record
+class _Matrices:
+    """The matrices of each parameter, by the first use that says what they are; gains of norms as they are used."""
 
-    def note(name: str, role: str, node: Node, fan_in: int = 0, fan_out: int = 0, of: str = "") -> None:
-        if name in record.parameters and (
-            name not in found or (role == "embedding" and found[name].role != "embedding")
-        ):
-            layer, own = places.get(node.number, (None, layers))
-            found[name] = Matrix(role, fan_in, fan_out, width, own, layer, name, record.parameters[name].shape, of)
+    def __init__(self, graph: Graph, streams: list[list[Link]], roles: Roles, places: dict[int, tuple[int, int]]):
+        self.graph, self.roles, self.places = graph, roles, places
+        self.width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
+        self.layers = max((chain[-1].layer + 1 for chain in streams), default=0)
+        self.inside = sum(1 << number for number in places)
+        self.matrices: dict[str, list[Matrix]] = {}
+        self.gains: dict[str, list[tuple[float, float]]] = {}
 
-    for node in record.nodes:
-        if node.kind in PRODUCTS and node.parameters:
-            role = "/".join(roles.get(node.number, ["other"]))
-            note(node.parameters[0], role, node, node.about["fan_in"], node.about["fan_out"])
-            for name in node.parameters[1:]:
-                note(name, "bias", node, node.about["fan_in"], node.about["fan_out"], role)
-        elif node.operation in ("embedding", "index_select") and node.parameters:
-            rows, *rest = (
-                record.parameters[node.parameters[0]].shape if node.parameters[0] in record.parameters else (0, 0)
+    def found(self) -> tuple[dict[str, Matrix], dict[str, list[tuple[float, float]]]]:
+        """All matrices by name, and the gains."""
+        for node in self.graph.record.nodes:
+            if node.kind in PRODUCTS and node.parameters:
+                self._product(node)
+            elif node.operation in ("embedding", "index_select") and node.parameters:
+                self._table(node)
+            elif node.kind == "norm":
+                self._norm(node)
+            elif node.kind == "scale" and node.parameters:
+                self._scale(node)
+            elif node.kind == "sum" and not node.fixed and node.parameters:
+                self._added(node)
+        return {each.name: each for array in self.matrices.values() for each in array}, self.gains
+
+    def _note(self, name: str, role: str, node: Node, fans: tuple[int, int] = (0, 0), of: str = "", parts=None) -> None:
+        if name not in self.graph.record.parameters:
+            return
+        known = self.matrices.get(name)
+        if known and not (role == "embedding" and known[0].role != "embedding"):
+            return
+        layer, layers = self.places.get(node.number, (None, self.layers))
+        shape = self.graph.record.parameters[name].shape
+        whole = Matrix(role, *fans, self.width, layers, layer, name, shape, of, name)
+        self.matrices[name] = [
+            dataclasses.replace(
+                whole,
+                role="bias" if role == "bias" else own,
+                of=own if role == "bias" else "",
+                fan_out=len(places.columns),
+                name=f"{name}[{label}]",
+                shape=places.shape,
+                places=places,
             )
-            role = "position" if node.fixed or _counted(node.inputs[0]) else "embedding"
-            note(node.parameters[0], role, node, rows, rest[-1] if rest else 0)
-        elif node.kind == "norm":
-            for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
-                note(name, role, node)
-            if "mean" in node.about.get("gain", {}):
-                of = node.about["gain"]
-                gains.setdefault(node.parameters[0], []).append((of["mean"], of["sd"]))
-        elif node.kind == "scale" and node.parameters:
-            at = graph.term(node.inputs[0]).origin
-            normed = at.kind == "norm"
-            for name in node.parameters:
-                note(name, "norm" if normed else "scale", at)
-                if normed and "mean" in node.about:
-                    gains.setdefault(name, []).append((node.about["mean"], node.about["sd"]))
-        elif node.kind == "sum" and not node.fixed and node.parameters:
-            at = graph.term(node.inputs[0]).origin if node.inputs else node
-            if at.kind in PRODUCTS and at.shape[-1:] != node.shape[-1:] and at.kind == "product":
-                at = node  # of a piece, as of a time step
-            role = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(at.kind, "other")
-            before = not any(graph.has(node, each) for each in record.nodes if each.number in places)
-            for name in node.parameters:
-                shape = record.parameters[name].shape
-                table = max(shape, default=1) < record.parameters[name].size
-                role = "offset" if table and (before or role == "bias") else role
-                of = "/".join(roles.get(at.number, ())) if role == "bias" else ""
-                note(name, role, node, at.about.get("fan_in", 0), at.about.get("fan_out", 0), of)
-    return found, gains
+            for label, (own, places) in (parts or {}).items()
+        ] or [whole]
+
+    def _product(self, node: Node) -> None:
+        columns = self.roles.get(node.number, {"other": None})
+        role, fans = next(iter(columns)), (node.about["fan_in"], node.about["fan_out"])
+        name, *biases = node.parameters
+        parameter = self.graph.record.parameters.get(name)
+        parts = {} if parameter is None else places_of(node, parameter, columns)
+        self._note(name, role, node, fans, parts=parts)
+        if len(columns) > 1 and not parts and len(self.matrices.get(name, ())) == 1:
+            (whole,) = self.matrices[name]
+            self.matrices[name] = [dataclasses.replace(whole, roles=tuple(columns))]
+        for bias in biases:
+            self._note(bias, "bias", node, fans, role, places_of_bias(fans[1], columns))
+
+    def _table(self, node: Node) -> None:
+        parameter = self.graph.record.parameters.get(node.parameters[0])
+        rows, *rest = parameter.shape if parameter is not None else (0, 0)
+        role = "position" if node.fixed or _counted(node.inputs[0]) else "embedding"
+        self._note(node.parameters[0], role, node, (rows, rest[-1] if rest else 0))
+
+    def _norm(self, node: Node) -> None:
+        for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
+            self._note(name, role, node)
+        gain = node.about.get("gain", {})
+        if "mean" in gain:
+            self.gains.setdefault(node.parameters[0], []).append((gain["mean"], gain["sd"]))
+
+    def _scale(self, node: Node) -> None:
+        origin = self.graph.term(node.inputs[0]).origin
+        normed = origin.kind == "norm"
+        for name in node.parameters:
+            self._note(name, "norm" if normed else "scale", origin)
+            if normed and "mean" in node.about:
+                self.gains.setdefault(name, []).append((node.about["mean"], node.about["sd"]))
+
+    def _added(self, node: Node) -> None:
+        """A parameter that is added: a bias, an offset of a norm or of the stream, or a mask."""
+        parameters = self.graph.record.parameters
+        origin = self.graph.term(node.inputs[0]).origin if node.inputs else node
+        if origin.kind == "product" and origin.shape[-1:] != node.shape[-1:]:
+            origin = node  # of a piece, as of a time step
+        usual = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(origin.kind, "other")
+        columns = self.roles.get(origin.number, {})
+        fans = origin.about.get("fan_in", 0), origin.about.get("fan_out", 0)
+        for name in node.parameters:
+            if name not in parameters:
+                continue
+            shape = parameters[name].shape
+            table = max(shape, default=1) < parameters[name].size
+            before = not self.graph.reach[node.number] & self.inside & ~(1 << node.number)
+            role = "offset" if table and (before or usual == "bias") else usual
+            role = "mask" if parameters[name].masks else role
+            of = next(iter(columns), "") if role == "bias" else ""
+            self._note(name, role, node, fans, of, places_of_bias(fans[1], columns) if role == "bias" else None)

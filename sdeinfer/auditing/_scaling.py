@@ -126,14 +126,14 @@ def _writers(rows: list[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if row.matrix.last and row.law.sd > 0:
-            found.setdefault(row.matrix.role.split("/")[0].removesuffix(" output"), []).append(row)
+            found.setdefault(row.matrix.role.removesuffix(" output"), []).append(row)
     return found
 
 
 def _strength(account: Any, kind: str, own: list[Row]) -> dict[str, Any]:
     """Log of c σ √u, common to all layers, and its standard deviation."""
     weights = np.array([row.law.error**-2.0 for row in own])
-    factors = [abs(account.writers[row.matrix.name][0][1].factor) for row in own]
+    factors = [abs(account.writers[row.matrix.array][0][1].factor) for row in own]
     logs = np.log(
         [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)]
     )

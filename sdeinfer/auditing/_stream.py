@@ -134,7 +134,7 @@ def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:
     """The kind of a branch of these nodes: "attention", "mixer" or "mlp"."""
     kind = "mlp"
     for node in nodes:
-        if node.kind == "attention" or (node.kind == "softmax" and logits_of(graph, node) is not None):
+        if node.kind == "softmax" and logits_of(graph, node) is not None:
             return "attention"
         if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
             kind = "mixer"

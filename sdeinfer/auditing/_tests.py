@@ -1,28 +1,31 @@
-"""Tests of the books against a recipe: σ of each tensor and of each role, laws, biases, norms, factors, logits.
+"""Tests of the parameters against a recipe: σ of each matrix and of each role, laws, biases, norms, named values.
 
 Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import fnmatch
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._graph import Source
-from sdeinfer.auditing._law import Law, laws_of_parts
-from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._recipe import Declared, Recipe
+from sdeinfer.auditing._record import Parameter
 
 LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
 
 ALIKE = 0.02
-"""A significant difference of log σ counts if it is larger than this; of a factor in the code, than half of it."""
+"""A difference of log σ counts if its whole interval is beyond this; a factor in the code may differ by half of it."""
 
-FEWEST = 64
-"""Entries below which the σ of a tensor is not tested: its error is not known."""
+FEWEST = 12
+"""Entries below which a σ is not tested: three times the declared one would pass too often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Test:
     Attributes:
         topic: "σ", "law", "bias", "norm", "factor", "logits", "stream", "mask", or a finding's name.
         what: a role, or a tensor's name.
-        passed: whether it passed; a note that does not decide is passed.
+        passed: whether it passed; None for a declaration that was not tested. A note that does not decide is passed.
         says: a clause for the verdict.
         cause: what explains it.
         names: the tensors.
@@ -41,7 +44,7 @@ class Test:
 
     topic: str
     what: str
-    passed: bool
+    passed: bool | None
     says: str = ""
     cause: str = ""
     names: tuple[str, ...] = ()
@@ -51,7 +54,7 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One tensor: its matrix and law, what is declared of it, and the matrices in it.
+    """One matrix: its law, and what is declared of it.
 
     `factor` is that of a writer's output in the sum over the declared one, `strength` the branch's c σ √fan_in.
     """
@@ -62,52 +65,44 @@ class Row:
     declared_law: str | None
     factor: float = 1.0
     strength: float = math.nan
-    parts: tuple[tuple[str, Law], ...] = ()
+    declared_error: float = 0.0
 
     @property
     def ratio(self) -> float:
         """σ times the factor in the pass, over what is declared."""
         return self.law.sd * abs(self.factor) / self.declared if self.declared else math.nan
 
+    @property
+    def error(self) -> float:
+        """Standard deviation of the logarithm of the ratio."""
+        return math.hypot(self.law.error, self.declared_error)
 
-def rows_of(account: Account, laws: dict[str, Law], recipe: Recipe | None) -> list[Row]:
-    """All tensors that the pass used, with what a recipe declares of them."""
+
+def rows_of(account: Account, laws: Mapping[str, Law], recipe: Recipe | None) -> list[Row]:
+    """All matrices that the pass used, with what a recipe declares of them."""
     rows = []
     for name, matrix in account.matrices.items():
-        declared = law = None
-        factor = 1.0
-        if recipe is not None:
-            if matrix.role == "bias":
-                declared = recipe.bias_sd(matrix)
-            elif matrix.linear or matrix.role in ("embedding", "position"):
-                declared, law = recipe.sd(matrix), recipe.law(matrix)
-            factor = writer_factor(account, name, recipe.multiplier(matrix.layers))
-        same = declared and recipe is not None and _is_one_sd(matrix, declared, recipe)
-        parts = laws_of_parts(account.graph.record.parameters[name], matrix, laws) if same else {}
-        own = tuple((part, law_of_part) for part, (_, law_of_part) in parts.items())
-        source = _plain_source(account, name)
+        source = _plain_source(account, matrix.array)
         strength = abs(source.factor) * laws[name].sd * math.sqrt(matrix.fan_in) if source else math.nan
-        rows.append(Row(matrix, laws[name], declared, law, factor, strength, own))
+        if recipe is None:
+            rows.append(Row(matrix, laws[name], None, None, strength=strength))
+            continue
+        factor = writer_factor(account, matrix.array, recipe.multiplier(matrix.layers))
+        declared, law = recipe.declared_sd(matrix), recipe.law(matrix)
+        rows.append(Row(matrix, laws[name], declared, law, factor, strength, recipe.error(matrix)))
     return rows
 
 
-def _is_one_sd(matrix: Matrix, declared: float, recipe: Recipe) -> bool:
-    """Whether all roles in one array have one declared σ; otherwise the layout decides which part has which."""
-    roles = matrix.role.split("/")
-    own = [recipe.sd(dataclasses.replace(matrix, role=role)) for role in roles] if len(roles) > 1 else []
-    return all(each is None or math.isclose(each, declared) for each in own)
-
-
-def _plain_source(account: Account, name: str) -> Source | None:
+def _plain_source(account: Account, array: str) -> Source | None:
     """A writer's output in the sum; None for other tensors, or where a norm or a parameter is between."""
-    found = account.writers.get(name, [])
+    found = account.writers.get(array, [])
     return found[0][1] if found and found[0][1].plain else None
 
 
-def writer_factor(account: Account, name: str, multiplier: float | None = 1.0) -> float:
+def writer_factor(account: Account, array: str, multiplier: float | None = 1.0) -> float:
     """The factor of a writer's output in the sum over the declared one; 1 where a norm or a parameter is between."""
-    source = _plain_source(account, name)
-    return source.factor / multiplier if source and source.factor and multiplier is not None else 1.0
+    source = _plain_source(account, array)
+    return source.factor / multiplier if source and source.factor and multiplier else 1.0
 
 
 def critical(count: int) -> float:
@@ -115,23 +110,13 @@ def critical(count: int) -> float:
     return float(stats.norm.isf(LEVEL / (2 * max(count, 1))))
 
 
-def tests_of(account: Account, rows: list[Row], recipe: Recipe) -> list[Test]:
-    """All tests against a recipe."""
-    count = 2 * len(rows) + sum(len(row.parts) for row in rows) + 30
-    z = critical(count)
+def tests_of_rows(rows: list[Row], recipe: Recipe) -> list[Test]:
+    """All tests of matrices, tables and biases by their role."""
+    z = critical(2 * len(rows) + 30)
     pooled = list(_pooled(rows, z))
     named = {name for test in pooled if not test.passed for name in test.names}
-    single = [test for row in rows for test in _tensor(row, z, recipe, known=row.matrix.name in named)]
-    wrong = named | {name for test in single if not test.passed for name in test.names}
-    parts = [test for row in rows if row.matrix.name not in wrong for test in _parts(row, z)]
-    return [
-        *pooled,
-        *single,
-        *parts,
-        *_norms(account, rows, recipe),
-        *_factors(account, rows, recipe),
-        *_logits(account, recipe),
-    ]
+    single = [test for row in rows for test in _of_matrix(row, z, recipe, known=row.matrix.name in named)]
+    return [*pooled, *single, *_laws(rows, z), *_of_unknown_layout(rows, recipe)]
 
 
 def by_role(rows: list[Row]) -> dict[str, list[Row]]:
@@ -145,15 +130,20 @@ def by_role(rows: list[Row]) -> dict[str, list[Row]]:
 
 def pooled_ratio(rows: list[Row]) -> tuple[float, float]:
     """The log ratio that tensors have in common, and its standard deviation."""
-    weights = np.array([row.law.error**-2.0 for row in rows])
+    weights = np.array([row.error**-2.0 for row in rows])
     return float(weights @ np.log([row.ratio for row in rows]) / weights.sum()), float(weights.sum() ** -0.5)
+
+
+def differs(log_ratio: float, error: float, z: float) -> bool:
+    """Whether the interval of a logarithm is outside of ± `ALIKE`."""
+    return bool(abs(log_ratio) - z * error > ALIKE)
 
 
 def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
     for role, own in by_role(rows).items():
         log_ratio, error = pooled_ratio(own)
-        passed = abs(log_ratio) < max(z * error, ALIKE)
-        alone = [abs(math.log(row.ratio)) < max(z * row.law.error, ALIKE) for row in own]
+        passed = not differs(log_ratio, error, z)
+        alone = [not differs(math.log(row.ratio), row.error, z) for row in own]
         # If most tensors of a role pass, those that do not are named, and not the role.
         passed = passed or (not all(alone) and 2 * sum(alone) >= len(alone))
         names = tuple(row.matrix.name for row in own)
@@ -161,144 +151,154 @@ def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
 
 
 def _says(own: list[Row], log_ratio: float, error: float) -> str:
-    few = f" of {own[0].matrix.name}" if len(own) == 1 else ""
-    digits, ratio = _digits(error), math.exp(log_ratio)
-    return f"σ of {own[0].matrix.role}{few} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
+    matrix = own[0].matrix
+    name = matrix.name if len(own) == 1 else pattern_of(matrix.name) if matrix.role in ("inner", "reads") else ""
+    digits, ratio = int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4)), math.exp(log_ratio)
+    return f"σ of {matrix.role}{f' {name}' if name else ''} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
 
 
-def _digits(error: float) -> int:
-    return int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4))
+def pattern_of(name: str) -> str:
+    """A name with its places in lists replaced, equal for the layers of a network."""
+    return re.sub(r"(?<![^.\[/])\d+(?![^.\]/])", "#", name)
 
 
-def _tensor(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test]:
-    """Tests of one tensor: zeros, σ, law."""
+def _of_matrix(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test]:
+    """Tests of one matrix: zeros, constants, σ."""
     matrix, law, name = row.matrix, row.law, row.matrix.name
-    if row.declared is None or law.name == "not finite":
+    if row.declared is None or law.name == "not finite" or not law.size:
         return
     kind = "bias" if matrix.role == "bias" else "σ"
     if row.declared == 0:
         zero = law.name == "zeros" or matrix.role in recipe.zeros
-        says = f"{kind if kind == 'bias' else matrix.role} {name} is {_value(law)}, declared 0"
+        says = f"{kind if kind == 'bias' else matrix.role} {name} is {value_in_words(law)}, declared 0"
         yield Test(kind, name, zero, says, names=(name,))
+    elif law.seen < FEWEST and law.size < FEWEST:
+        yield Test("untested", name, None, f"σ of {name}: {law.size} entries", names=(name,))
     elif law.sd == 0:
-        zeros = {matrix.role, *matrix.role.split("/")} & {*recipe.zeros}
-        yield Test(kind, name, bool(zeros) or law.seen < 2, f"{matrix.role} {name} is {_value(law)}", names=(name,))
-    elif not known and law.seen >= FEWEST:
-        yield _compared(row, z, kind, name)
-    if row.declared and law.sd > 0 and matrix.role != "bias":
+        says = f"{matrix.role} {name} is {value_in_words(law)}"
+        yield Test(kind, name, matrix.role in recipe.zeros, says, names=(name,))
+    elif not known:
+        log_ratio = math.log(row.ratio)
+        passed = not differs(log_ratio, row.error, z)
+        yield Test(kind, name, passed, _says([row], log_ratio, row.error), "", (name,), row.ratio, row.error)
+
+
+def _laws(rows: list[Row], z: float) -> Iterator[Test]:
+    """Means, which are declared 0, and laws."""
+    for row in rows:
+        law, name = row.law, row.matrix.name
+        if not row.declared or not law.sd > 0 or row.matrix.role == "bias":
+            continue
         offset = abs(law.mean) / law.sd
-        centred = offset < max(z / math.sqrt(law.seen), 0.02)
+        centred = offset - z / math.sqrt(law.seen) < ALIKE or bool(row.declared_error)
         yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
         if row.declared_law is not None and law.seen >= 256:
-            truncated = row.declared_law == "normal" and law.name == "truncated" and law.edge > 2.4
-            # Small samples tell few laws apart.
-            small = law.seen < 4096 and bool({law.name, row.declared_law} & {"truncated", "other"})
-            alike = law.name == row.declared_law or truncated or small
-            yield Test("law", name, alike, f"{name} is {law.name}, declared {row.declared_law}", names=(name,))
+            says = f"{name} is {law.name}, declared {row.declared_law}"
+            yield Test("law", name, _follows(law, row.declared_law), says, names=(name,))
 
 
-def _compared(row: Row, z: float, topic: str, name: str) -> Test:
-    """The σ of one matrix against the declared one, as a test of a tensor."""
-    log_ratio, error = math.log(row.ratio), row.law.error
-    passed = abs(log_ratio) < max(z * error, ALIKE)
-    return Test(topic, name, passed, _says([row], log_ratio, error), "", (name,), row.ratio, error)
+def _follows(law: Law, declared: str) -> bool:
+    """Whether entries may have a law; one that is truncated far out is normal, and few entries tell few apart."""
+    match declared:
+        case "normal":
+            return law.name == "normal" or (law.name == "truncated" and law.edge > 2.4) or law.seen < 1024
+        case "truncated":
+            return law.name in ("normal", "truncated") or law.seen < 1024
+    return law.name == declared
 
 
-def _parts(row: Row, z: float) -> Iterator[Test]:
-    """Tests of the matrices in one array."""
-    for name, law in row.parts:
-        part = dataclasses.replace(row, law=law, matrix=dataclasses.replace(row.matrix, name=name))
-        if law.sd > 0 and law.seen >= FEWEST:
-            yield _compared(part, z, "σ", row.matrix.name)
-        elif row.law.sd > 0 and law.seen >= FEWEST:
-            says = f"{name} is {_value(law)}"
-            yield Test("σ", row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
+def _of_unknown_layout(rows: list[Row], recipe: Recipe) -> Iterator[Test]:
+    for row in rows:
+        if len(row.matrix.roles) > 1 and row.declared is None and recipe.sd(row.matrix) is not None:
+            says = f"σ of {row.matrix.name}: {', '.join(row.matrix.roles)} are in one array of unknown layout"
+            yield Test("untested", row.matrix.name, None, says, names=(row.matrix.name,))
 
 
-def _value(law: Law) -> str:
+def value_in_words(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 
 
-def _norms(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
-    """Gains of norms as they are used, their offsets, and parameters that scale branches."""
-    scales = {name for found in account.writers.values() for _, source in found for name in source.scales}
-    for row in rows:
-        name, law = row.matrix.name, row.law
-        declared = recipe.gain(row.matrix) if row.matrix.role in ("norm", "norm bias") else None
-        if declared is not None and row.matrix.role == "norm":
-            mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
-            # A gain that the code of the model fills with another number than 1 is used as it is, or as 1 + w.
-            of_code = declared != 1.0 and law.sd == 0 and abs(law.mean - declared) < 1e-6
-            declared = declared if of_code or declared else 1.0
-            says = f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {declared:g}"
-            passed = of_code or (abs(mean - declared) < ALIKE and sd < ALIKE)
-            yield Test("norm", name, passed, says, names=(name,), ratio=mean)
-        elif declared is not None:
-            passed = law.sd == 0 and abs(law.mean - declared) < 1e-6
-            says = f"norm offset {name} is {_value(law)}, declared {declared:g}"
-            yield Test("norm", name, passed, says, names=(name,))
-        elif name in scales and (scale := recipe.layer_scale(row.matrix)) and row.matrix.role != "norm":
-            passed = law.sd == 0 and math.isclose(law.mean, scale, rel_tol=1e-2)
-            says = f"LayerScale {name} is {_value(law)}, declared {scale:g}"
-            yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / scale)
+def tests_of_named(account: Account, laws: Mapping[str, Law], recipe: Recipe, done: set[str]) -> Iterator[Test]:
+    """Tests of what is declared of a parameter by its name, and is not tested by its role.
 
-
-def _factors(account: Account, rows: list[Row], recipe: Recipe) -> Iterator[Test]:
-    """Factors of branches beside those of constant parameters, of the stream and of the embedding."""
-    scales = {row.matrix.name: row.law.mean for row in rows if row.law.sd == 0}
-    scales |= {name: found[0][0] for name, found in account.gains.items() if found[0][1] < ALIKE}
-    for chain in account.streams:
-        multiplier, skip = recipe.multiplier(chain[-1].layer + 1), recipe.skip(chain[-1].layer + 1)
-        for link in chain:
-            place = f"{link.kind}, layer {link.layer}"
-            if skip is not None and link is not chain[0]:
-                found = link.skip.factor
-                says = f"the stream is multiplied by {found:.4g} at {place}, declared {skip:.4g}"
-                yield Test("stream", place, _near(found, skip), says, ratio=found / skip)
-            for source in link.writers:
-                known = [scales.get(name, math.nan) for name in source.scales]
-                if multiplier is not None and not source.gated and math.isfinite(math.prod(known)) and math.prod(known):
-                    found = abs(source.factor / math.prod(known))
-                    says = f"the branch of {place} is multiplied by {found:.4g}, declared {multiplier:.4g}"
-                    names, ratio = source.node.parameters[:1], found / multiplier
-                    yield Test("factor", place, _near(found, multiplier), says, ratio=ratio, names=names)
-            if recipe.norm is not None and link is not chain[0]:
-                found = "post" if link.normed else "pre"
-                says = "the stream itself is normalised" if found == "post" else "the stream is not normalised"
-                yield Test("stream", place, found == recipe.norm, says)
-        start = account.graph.sources(chain[0].skip.origin)
-        for source in start if recipe.embedding is not None else ():
-            matrix = account.matrices.get(source.node.parameters[0]) if source.node.parameters else None
-            if matrix and matrix.role == "embedding" and not source.normed and recipe.embedding:
-                found = abs(source.factor * chain[0].skip.factor)
-                says = f"the embedding is multiplied by {found:.4g}, declared {recipe.embedding:.4g}"
-                yield Test("stream", "embedding", _near(found, recipe.embedding), says, ratio=found / recipe.embedding)
-
-
-def _near(found: float, declared: float) -> bool:
-    return math.isclose(found, declared, rel_tol=ALIKE / 2)
-
-
-def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
-    for each in account.logits:
-        declared = recipe.logits_factor(each)
-        if declared is None:
+    Parameters of few entries are pooled over layers.
+    """
+    arrays = account.graph.record.parameters
+    groups: dict[str, list[tuple[str, Declared]]] = {}
+    count = 0
+    for name, parameter in arrays.items():
+        declared = recipe.named(name)
+        if declared is None or name in done or not parameter.size or parameter.masks:
             continue
-        ratio = each.factor / declared
-        says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
-        cause = _of_logits(ratio, each.head_size, each.layer)
-        yield Test("logits", f"layer {each.layer}", _near(each.factor, declared), says, cause, ratio=ratio)
+        count += 1
+        few = parameter.size < 256
+        groups.setdefault(pattern_of(name) if few else name, []).append((name, declared))
+    z = critical(2 * count + 30)
+    for own in groups.values():
+        yield from _of_names(own, arrays, laws, z)
 
 
-def _of_logits(ratio: float, size: int, layer: int | None) -> str:
-    """The likely cause of a wrong factor of the logits."""
-    candidates = {
-        math.sqrt(size): "1/√d_k is missing",
-        1 / math.sqrt(size): "1/√d_k is there twice",
-        float(size): "√d_k multiplies and does not divide",
-        (layer or 0) + 1.0: "the factor 1/(l + 1) of the layer is missing",
-        1 / ((layer or 0) + 1.0): "the factor 1/(l + 1) of the layer is there",
-    }
-    return next(
-        (says for value, says in candidates.items() if value != 1.0 and math.isclose(ratio, value, rel_tol=0.02)), ""
-    )
+def _of_names(
+    own: list[tuple[str, Declared]], arrays: Mapping[str, Parameter], laws: Mapping[str, Law], z: float
+) -> Iterator[Test]:
+    drawn = []
+    for name, declared in own:
+        law, x = laws[name], arrays[name].entries()
+        if law.name == "not finite":
+            continue
+        if declared.sd == 0 or declared.values is not None:
+            values = declared.mean if declared.values is None else declared.values
+            near = bool(np.allclose(x, values, rtol=_rounding(arrays[name]), atol=1e-7))
+            says = f"{name} is {value_in_words(law)}, declared {_shown(values)}"
+            yield Test("value", name, near, says, names=(name,))
+        else:
+            drawn.append((name, declared, x))
+    if not drawn:
+        return
+    names, size = tuple(name for name, _, _ in drawn), sum(len(x) for _, _, x in drawn)
+    what = names[0] if len(names) == 1 else pattern_of(names[0])
+    found, declared = (np.concatenate(parts) for parts in zip(*[_scaled(d, x) for _, d, x in drawn], strict=True))
+    sd, expected = (float(np.sqrt(np.square(part).mean())) for part in (found, declared))
+    constant = size > 1 and found.std() < 1e-6 * expected
+    if size < FEWEST and not constant:
+        yield Test("untested", what, None, f"{what}: {size} entries, which are drawn", names=names)
+        return
+    log_ratio = math.log(sd / expected) if sd else -math.inf
+    error = math.hypot(*(_error(part) for part in (found, declared) if len(part) > 1))
+    wrong = constant or differs(log_ratio, error, z)
+    says = f"σ of {what} is {sd / expected:.3g} ± {sd / expected * error:.2g} times"
+    if constant:
+        says = f"{what} is {value_in_words(laws[names[0]])}, where entries are drawn"
+    yield Test("σ", what, not wrong, says, "", names, sd / expected, error)
+
+
+def _scaled(declared: Declared, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Entries and what they are compared with, over their declared mean and σ."""
+    if declared.sample is None:
+        return (x - declared.mean) / declared.sd, np.ones(1)
+    middle, sd = declared.sample.mean(), declared.sample.std() or 1.0
+    return (x - middle) / sd, (declared.sample - middle) / sd
+
+
+def _error(x: np.ndarray) -> float:
+    """Standard deviation of the logarithm of a root mean square."""
+    kurtosis = float((x**4).mean() / np.square(x).mean() ** 2 - 3) if len(x) >= 256 else 0.0
+    return math.sqrt(max(2 + kurtosis, 0.05) / (4 * len(x)))
+
+
+def _rounding(parameter: Parameter) -> float:
+    return 1e-2 if "bfloat16" in parameter.dtype else 2e-3 if "float16" in parameter.dtype else 1e-4
+
+
+def _shown(values: float | np.ndarray) -> str:
+    x = np.atleast_1d(values)
+    return f"{x[0]:.4g}" if np.ptp(x) <= 1e-6 * abs(x[0]) else f"from {x.min():.3g} to {x.max():.3g}"
+
+
+def unmatched(recipe_keys: Mapping[str, object], account: Account) -> Iterator[str]:
+    """Keys of rules that match neither a matrix nor a parameter."""
+    names = {*account.graph.record.parameters}
+    for key in recipe_keys:
+        roles = any(key in (m.role, *m.roles) or fnmatch.fnmatchcase(m.name, key) for m in account.matrices.values())
+        if not roles and not any(fnmatch.fnmatchcase(name, key) for name in names):
+            yield key

@@ -4,17 +4,18 @@ Tests: `tests/auditing/test_torch_audit.py`.
 """
 
 import contextlib
-import inspect
+import functools
+import math
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.auditing._operations import MOVES, PIECES, SUMS, contracted, convolved, multiplied, names_of, node_of
 from sdeinfer.auditing._record import Node, Parameter, Record, about
-from sdeinfer.auditing._torch_operations import node_of_operation
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
@@ -22,85 +23,79 @@ SMALL = 10_000_000
 MOST_ROWS = 1 << 16
 """Rows of a tensor beyond which only the mean square of all its entries is kept."""
 
+WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+"""Classes of PyTorch that wrap a module, with the attribute that holds it."""
 
-def record_of(module: Any, inputs: Any) -> Record:
+MATRIX = frozenset("mm addmm bmm baddbmm mv addmv dot matmul linear addbmm".split())
+CONVOLUTIONS = ("convolution", "convolution_overrideable", "_convolution", "cudnn_convolution")
+
+
+def unwrapped(module: Any) -> Any:
+    """The module inside of those that compile or distribute it."""
+    while type(module).__name__ in WRAPPED:
+        module = getattr(module, WRAPPED[type(module).__name__])
+    return module
+
+
+def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
     """Run a module once, without gradients and in evaluation mode; it is left as it was."""
     torch = sys.modules["torch"]
-    parameters, tied = _named(module.named_parameters(remove_duplicate=False))
-    buffers, _ = _named(module.named_buffers(remove_duplicate=False))
+    parameters, tied = named(module.named_parameters(remove_duplicate=False))
+    buffers, _ = named(module.named_buffers(remove_duplicate=False))
     for name, tensor in parameters.items():
         if tensor.is_meta:
             raise InputError(f"model: {name} is on the device 'meta': give it memory, as by model.to_empty()")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise InputError(f"model: {name} is {tensor.dtype}: quantised weights are not those of a recipe")
     tap = _tap_class()(parameters, buffers)
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else ((inputs,), {})
-    given = {f"{key}": value for key, value in [*enumerate(args), *kwargs.items()] if torch.is_tensor(value)}
-    for name, tensor in given.items():
-        tap.know(tensor, Node("input", (), tuple(tensor.shape), name, rows=_rows(tensor)))
+    args, kwargs = inputs
+    for tensor in _tensors([*args, *kwargs.values()]):
+        tap.know(tensor, Node("input", (), tuple(tensor.shape), rows=_rows(tensor)))
     with _evaluation(module), torch.no_grad(), tap:
         returned = module(*args, **kwargs)
-    outputs = [tap.node_of(tensor) for tensor in _tensors(returned)]
     return Record(
         type(module).__name__,
         tap.nodes,
-        {name: _parameter(tensor) for name, tensor in parameters.items()},
-        {name: _parameter(tensor) for name, tensor in buffers.items()},
+        {name: parameter_of(tensor) for name, tensor in parameters.items()},
+        {name: parameter_of(tensor) for name, tensor in buffers.items()},
         tied,
-        outputs,
-        {name: tuple(tensor.shape) for name, tensor in given.items()},
+        [tap.node_of(tensor) for tensor in _tensors(returned)],
+        lambda shape: torch.arange(shape[-1]).expand(shape),
     )
 
 
-def as_tensors(inputs: Any, module: Any) -> Any:
-    """Inputs by the names of the module's arguments, arrays as tensors."""
-    torch = sys.modules["torch"]
-
-    def tensor(value: Any) -> Any:
-        if isinstance(value, np.ndarray | list) or hasattr(value, "__array__") and not torch.is_tensor(value):
-            value = torch.as_tensor(np.asarray(value))
-            parameter = next(iter(module.parameters()), None)
-            return value.to(parameter.dtype) if value.is_floating_point() and parameter is not None else value
-        return value
-
-    if isinstance(inputs, dict) or hasattr(inputs, "keys"):
-        return {name: tensor(inputs[name]) for name in inputs}
-    names = [name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")]
-    return {names[0]: tensor(inputs)} if names else tensor(inputs)
-
-
-def _named(pairs: Any) -> tuple[dict[str, Any], dict[str, list[str]]]:
+def named(pairs: Any) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Tensors by the first of their names, and all names of those that have several."""
     first: dict[int, str] = {}
     found, names = {}, {}
     for name, tensor in pairs:
         if tensor is None:
             continue
+        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
         own = first.setdefault(id(tensor), name)
         found.setdefault(own, tensor)
         names.setdefault(own, []).append(name)
     return found, {name: each for name, each in names.items() if len(each) > 1}
 
 
-def _parameter(tensor: Any) -> Parameter:
+def parameter_of(tensor: Any) -> Parameter:
+    torch = sys.modules["torch"]
     flat = tensor.detach().reshape(-1)
+    flat = flat.real if flat.is_complex() else flat
 
     def read(index: Any) -> np.ndarray:
-        torch = sys.modules["torch"]
         part = flat[index if isinstance(index, slice) else torch.as_tensor(index, device=flat.device)]
-        return (part.real if part.is_complex() else part).double().cpu().numpy()
+        return part.double().cpu().numpy()
 
-    torch = sys.modules["torch"]
-    finite = bool(
-        torch.isfinite(flat.sum(dtype=None if flat.is_complex() or not flat.is_floating_point() else torch.float32))
-    )
-    return Parameter(tuple(tensor.shape), read, finite, str(tensor.dtype).split(".")[-1])
+    least, largest = (float(end) for end in flat.aminmax()) if flat.numel() else (0.0, 0.0)
+    return Parameter(tuple(tensor.shape), read, least, largest, str(tensor.dtype).split(".")[-1])
 
 
 @contextlib.contextmanager
 def _evaluation(module: Any) -> Iterator[None]:
     """Evaluation mode, without compiled or fused layers that hide what they compute; all is as before at the end."""
     torch = sys.modules["torch"]
+    attention = __import__("torch.nn.attention", fromlist=["sdpa_kernel"])
     modes = [(each, each.training) for each in module.modules()]
     buffers = [(each, each.detach().clone()) for each in module.buffers() if each is not None and not each.is_meta]
     state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
@@ -112,7 +107,7 @@ def _evaluation(module: Any) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         if sum(each.numel() for each in module.parameters()) < SMALL:
             torch.set_num_threads(1)
-        with stance:
+        with stance, attention.sdpa_kernel(attention.SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -131,7 +126,7 @@ def _tensors(value: Any) -> list[Any]:
     torch = sys.modules["torch"]
     if torch.is_tensor(value):
         return [value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return [each for item in value.values() for each in _tensors(item)]
     if isinstance(value, list | tuple):
         return [each for item in value for each in _tensors(item)]
@@ -154,27 +149,22 @@ def _about(tensor: Any) -> dict[str, Any]:
     return about((tensor if tensor.is_complex() else tensor.double()).cpu().numpy())
 
 
+@functools.cache
 def _tap_class() -> type:
     """The class of the tap; PyTorch is imported by whoever has a model of it."""
-    global _TAP
-    if _TAP is None:
-        mode = __import__("torch.utils._python_dispatch", fromlist=["TorchDispatchMode"]).TorchDispatchMode
+    mode = __import__("torch.utils._python_dispatch", fromlist=["TorchDispatchMode"]).TorchDispatchMode
 
-        class Tap(_Notes, mode):
-            def __init__(self, *arguments: Any):
-                mode.__init__(self)
-                _Notes.__init__(self, *arguments)
+    class Tap(_Notes, mode):
+        def __init__(self, *arguments: Any):
+            mode.__init__(self)
+            _Notes.__init__(self, *arguments)
 
-            def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-                returned = func(*args, **(kwargs or {}))
-                self.note(func._schema.name.split("::")[-1], args, kwargs or {}, returned)
-                return returned
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            returned = func(*args, **(kwargs or {}))
+            self.note(func, args, kwargs or {}, returned)
+            return returned
 
-        _TAP = Tap
-    return _TAP
-
-
-_TAP: Any = None
+    return Tap
 
 
 class _Notes:
@@ -212,33 +202,44 @@ class _Notes:
         kind, name = self.storages.get(_memory(tensor), ("constant", ""))
         return self.know(tensor, self._fixed(tensor, kind, name))
 
-    def note(self, name: str, args: tuple, kwargs: dict[str, Any], returned: Any) -> None:
+    def note(self, operation: Any, args: tuple, kwargs: dict[str, Any], returned: Any) -> None:
         """Add the nodes of what an operation returned."""
+        name = operation._schema.name.split("::")[-1]
         in_place = name.endswith("_") and not name.endswith("__")
         name = name.rstrip("_") if in_place else name
         outputs = _tensors(returned)
         if not outputs or name in ("empty", "empty_like", "new_empty", "empty_strided", "resize"):
             return
-        inputs = [self.node_of(tensor) for tensor in _tensors([*args, *kwargs.values()])]
+        tensors = _tensors([*args, *kwargs.values()])
+        inputs = [self.node_of(tensor) for tensor in tensors]
         first = outputs[0]
-        if not in_place and any(first is each for each in _tensors([*args, *kwargs.values()])):
+        if not in_place and any(first is each for each in tensors):
             return
-        node = node_of_operation(name, args, kwargs, inputs, tuple(first.shape))
-        self._measure(node, first)
+        node = _node(name, args, kwargs, inputs, tuple(first.shape))
         for each in node.inputs:
             if each.number < 0:  # an operation that does two steps
                 each.number = len(self.nodes)
                 self.nodes.append(each)
+        self._measure(node, first, tensors)
         self.know(first, node)
-        for each in outputs[1:]:  # pieces of one tensor, or statistics
-            kind = "view" if node.kind == "view" else "other"
-            self.know(each, Node(kind, node.inputs, tuple(each.shape), name, node.parameters, fixed=node.fixed))
+        moves = name in MOVES and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
+        for place, each in enumerate(outputs):  # pieces of one tensor, or statistics
+            piece = node
+            if place:
+                kind = "view" if node.kind == "view" else "other"
+                piece = Node(kind, node.inputs, tuple(each.shape), name, node.parameters, fixed=node.fixed)
+                piece.rows = None if node.rows is None else _rows(each)
+                self.know(each, piece)
+            if moves:
+                piece.moved = _again(operation, args, kwargs, place)
         if in_place:
             self._written(first, node)
 
-    def _measure(self, node: Node, tensor: Any) -> None:
+    def _measure(self, node: Node, tensor: Any, tensors: list[Any]) -> None:
         if not node.fixed:
-            node.rows = None if node.kind == "view" else _rows(tensor)
+            node.rows = _rows(tensor) if node.kind != "view" or node.operation in PIECES else None
+            if node.kind == "contraction" and len(tensors) == 2:
+                node.about["sums"] = [_sums(each, axis) for each, axis in zip(tensors, (-1, -2), strict=True)]
         elif 0 < tensor.numel() <= MOST_ROWS and tensor.is_floating_point():
             node.about |= _about(tensor)
 
@@ -259,3 +260,89 @@ class _Notes:
 
 def _memory(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr() if str(tensor.layout) == "torch.strided" else 0
+
+
+def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> Callable[[Any], Any]:
+    """The same move of another tensor, without the tensor."""
+    torch = sys.modules["torch"]
+    if not (args and torch.is_tensor(args[0])):
+        return lambda values: None
+    rest, own = args[1:], {key: value for key, value in kwargs.items() if key not in ("dtype", "device", "layout")}
+
+    def moved(values: Any) -> Any:
+        return _tensors(operation(values, *rest, **own))[place]
+
+    return moved
+
+
+def _sums(tensor: Any, axis: int) -> tuple[float, float, float] | None:
+    """Of probabilities their least and largest sum over an axis, and the largest over the other one."""
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or tensor.min() < 0 or tensor.max() > 1:
+        return None
+    low, high = tensor.sum(axis).aminmax()
+    return float(low), float(high), float((tensor.sum(-3 - axis) - 1).abs().max())
+
+
+def _number(values: Any) -> float:
+    return next((float(each) for each in values if isinstance(each, int | float)), math.nan)
+
+
+def _node(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
+    live = tuple(node for node in inputs if not node.fixed)
+    if live and (name in MATRIX or "grouped_mm" in name):
+        return _matrix(name, kwargs, inputs, shape)
+    if live and name in CONVOLUTIONS:
+        groups, transposed = args[8] if len(args) > 8 else 1, any(args[6:7])
+        return _convolution(inputs, shape, name, groups, transposed=transposed)
+    if live and name in SUMS:
+        return _sum(name, args, kwargs, inputs, shape)
+    number = next((float(each) for each in args if isinstance(each, int | float)), 1.0)
+    return node_of(name, inputs, shape, number=number)
+
+
+def _convolution(inputs: list[Node], shape: tuple[int, ...], name: str, groups: int, *, transposed: bool) -> Node:
+    weight = inputs[1]
+    area, (first, second) = math.prod(weight.shape[2:]), weight.shape[:2]
+    out, read = (second * groups, first // groups) if transposed else (first, second)
+    sizes = {"fan_in": read * area, "fan_out": out * area, "groups": groups}
+    live = tuple(node for node in inputs if not node.fixed)
+    node = convolved(weight, live, shape, name, sizes)
+    node.parameters = names_of(inputs)
+    return node
+
+
+def _matrix(name: str, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
+    """A matrix product, with an added term a sum."""
+    added, (left, right) = (inputs[0], inputs[1:3]) if name.startswith(("add", "badd")) else (None, inputs[:2])
+    inner, outer = left.shape[-1], right.shape[-1] if len(right.shape) > 1 else 1
+    if left.fixed and left.parameters and not (right.fixed and right.parameters):
+        inner = math.prod(right.shape[-2:-1] or right.shape)
+        outer = left.shape[-2] if len(left.shape) > 1 else 1
+    last = right.fixed and bool(right.parameters)
+    sizes = {"fan_in": inner, "fan_out": outer, "outputs_last": last}
+    node = contracted(left, right, shape, name, sizes, float(kwargs.get("alpha", 1.0)))
+    if added is None:
+        return node
+    if added.fixed and node.kind == "product":
+        node.parameters = (*node.parameters, *added.parameters)
+        return node
+    if added.fixed:
+        return Node("sum", (node,), shape, name, added.parameters, (1.0,), about={"fixed": (added,)})
+    beta = float(kwargs.get("beta", 1.0))
+    return Node("sum", (added, node), shape, name, (), (beta, 1.0))
+
+
+def _sum(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
+    alpha = float(kwargs.get("alpha", 1.0))
+    factors = [1.0, -alpha if name == "sub" else alpha]
+    if name == "rsub":
+        factors = [-alpha, 1.0]
+    if name == "lerp":
+        weight = _number([*args[2:3], kwargs.get("weight")])
+        weight = float(inputs[2].about.get("mean", math.nan)) if math.isnan(weight) and len(inputs) > 2 else weight
+        inputs, factors = inputs[:2], [1 - weight, weight]
+    if name == "addcmul":
+        inputs, factors = [inputs[0], multiplied("mul", inputs[1:3], shape)], [1.0, float(kwargs.get("value", 1.0))]
+    if name in ("index_add", "scatter_add", "scatter_reduce"):
+        inputs = [inputs[0], inputs[-1]]
+    return node_of(name, inputs, shape, factors=tuple(factors))

@@ -39,24 +39,14 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
             raise InputError("architecture: a recipe is for one branch of each kind and one factor of the stream")
         found |= own
 
-    attention = next((each.branch for each in layers if isinstance(each.branch, SelfAttention)), None)
-
-    def mean(roles: str, place: int) -> float | None:
-        """Mean of a gain, or of the variance of a bias, over the outputs of one array of these roles."""
-        names = roles.split("/")
-        if not found.keys() >= {*names}:
-            return None
-        weights = [1 if attention is None or name == "query" else attention.groups / attention.heads for name in names]
-        return sum(w * found[name][place] for w, name in zip(weights, names, strict=True)) / sum(weights)
-
     def sd(matrix: Matrix) -> float | None:
-        gain = mean(matrix.role, 0)
-        return None if gain is None else math.sqrt(gain / matrix.fan_in)
+        return math.sqrt(found[matrix.role][0] / matrix.fan_in) if matrix.role in found else None
 
     def bias_sd(matrix: Matrix) -> float | None:
-        variance = mean(matrix.of or matrix.role, 1)
-        return None if variance is None else math.sqrt(variance)
+        role = matrix.of or matrix.role
+        return math.sqrt(found[role][1]) if role in found else None
 
+    attention = next((each.branch for each in layers if isinstance(each.branch, SelfAttention)), None)
     causal = None if attention is None else attention.pattern.causal
     return Recipe(name, source, sd, bias_sd, skip=lambda count: layers[0].skip, gain=lambda matrix: None, causal=causal)
 

@@ -1,0 +1,210 @@
+"""Tests of a pass against what is declared of it: norms, factors of branches and of the stream, logits, the mask.
+
+Tests: `tests/auditing/test_audit.py`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._causes import cause_of_logits
+from sdeinfer.auditing._dependences import Dependences
+from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._readings import BranchNorms, Reading
+from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._tests import ALIKE, Test, value_in_words
+
+NORMS = ("pre", "post", "sandwich", "qk")
+"""Places of norms: before branches, after sums, before and after branches, and of queries and keys."""
+
+
+def tests_of_pass(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> list[Test]:
+    """All tests of the pass against a recipe."""
+    return [
+        *_gains(account, laws, readings, recipe),
+        *_offsets(account, laws, recipe),
+        *_factors(account, laws, recipe),
+        *_stream(account, recipe),
+        *_logits(account, recipe),
+        *_unseen(account, recipe),
+    ]
+
+
+def _near(found: float, declared: float) -> bool:
+    return math.isclose(found, declared, rel_tol=ALIKE / 2)
+
+
+def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> Iterator[Test]:
+    """What each norm multiplies by, its gain and later factors together, at the matrices that read it."""
+    read = {}
+    for each in readings:
+        if math.isfinite(each.factor):
+            read.setdefault(each.norms[0] if each.norms else each.origin.number, []).append(each)
+    for name, matrix in account.matrices.items():
+        declared = recipe.gain(matrix) if matrix.role == "norm" else None
+        if declared is None:
+            continue
+        law, own = laws[name], read.pop(name, [])
+        mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
+        if declared != 1.0 and law.sd == 0 and abs(law.mean - declared) < 1e-6:
+            continue  # the code fills it with this number, and multiplies by it or by 1 + w
+        declared = declared or 1.0
+        as_declared = abs(mean - declared) < ALIKE and sd < ALIKE
+        wrong = [each for each in own if not each.multiplies_by(declared, ALIKE)]
+        if as_declared and wrong:
+            yield _of_reading(wrong, declared)
+        else:
+            passed = as_declared or bool(own and not wrong and sd < ALIKE)
+            says = f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {declared:g}"
+            yield Test("norm", name, passed, says, names=(name,), ratio=mean)
+    for own in (own for key, own in read.items() if isinstance(key, int)):
+        matrix = dataclasses.replace(account.matrices[own[0].name], role="norm", name="", array="")
+        declared = recipe.gain(matrix)
+        wrong = [each for each in own if declared is not None and not each.multiplies_by(declared, ALIKE)]
+        if wrong and declared is not None:
+            yield _of_reading(wrong, declared)
+
+
+def _of_reading(wrong: list[Reading], declared: float) -> Test:
+    first = wrong[0]
+    says = f"what {first.role} {first.name} reads is {first.factor:.3g} times a unit norm, declared {declared:g}"
+    return Test("reading", first.name, False, says, names=tuple(each.name for each in wrong), ratio=first.factor)  # noqa: FBT003
+
+
+def _offsets(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
+    """Offsets of norms, and parameters that scale branches."""
+    scales = {name for found in account.writers.values() for _, source in found for name in source.scales}
+    for name, matrix in account.matrices.items():
+        law = laws[name]
+        if matrix.role == "norm bias" and (declared := recipe.gain(matrix)) is not None:
+            passed = law.sd == 0 and abs(law.mean - declared) < 1e-6
+            says = f"norm offset {name} is {value_in_words(law)}, declared {declared:g}"
+            yield Test("norm", name, passed, says, names=(name,))
+        elif name in scales and matrix.role != "norm" and (scale := recipe.layer_scale(matrix)):
+            passed = law.sd == 0 and math.isclose(law.mean, scale, rel_tol=1e-2)
+            says = f"LayerScale {name} is {value_in_words(law)}, declared {scale:g}"
+            yield Test("factor", name, passed, says, names=(name,), ratio=law.mean / scale)
+
+
+def _factors(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
+    """Factors of branches, beside those of constant parameters."""
+    known = {name: laws[name].mean for name in account.matrices if laws[name].sd == 0}
+    known |= {name: gains[0][0] for name, gains in account.gains.items() if gains[0][1] < ALIKE}
+    for chain in account.streams:
+        multiplier = recipe.multiplier(chain[-1].layer + 1)
+        if multiplier is None:
+            continue
+        for link in chain:
+            place = f"{link.kind}, layer {link.layer}"
+            for source in link.writers:
+                scales = math.prod(known.get(name, math.nan) for name in source.scales)
+                if source.gated or not math.isfinite(scales) or not scales:
+                    continue
+                found = abs(source.factor / scales)
+                what = f"the branch of {place} is multiplied by"
+                yield _of_factor("factor", place, what, found, multiplier, source.node.parameters[:1])
+
+
+def _of_factor(topic: str, place: str, what: str, found: float, declared: float, names: tuple[str, ...] = ()) -> Test:
+    says = f"{what} {found:.4g}, declared {declared:.4g}"
+    ratio = found / declared if declared else math.inf
+    return Test(topic, place, _near(found, declared), says, names=names, ratio=ratio)
+
+
+def _stream(account: Account, recipe: Recipe) -> Iterator[Test]:
+    """Factors of the stream in every sum, and of the embedding."""
+    for chain in account.streams:
+        skip = recipe.skip(chain[-1].layer + 1)
+        for link in chain[1:] if skip is not None else ():
+            place = f"{link.kind}, layer {link.layer}"
+            what = f"at {place} the stream is multiplied by"
+            yield _of_factor("stream", place, what, link.skip.factor, skip or 0.0)
+        for source in account.graph.sources(chain[0].skip.origin) if recipe.embedding else ():
+            matrix = account.matrices.get(source.node.parameters[0]) if source.node.parameters else None
+            if matrix and matrix.role == "embedding" and not source.normed:
+                found = abs(source.factor * chain[0].skip.factor)
+                what = "the embedding is multiplied by"
+                yield _of_factor("stream", "embedding", what, found, recipe.embedding or 0.0)
+
+
+def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
+    pairs = [(each, recipe.logits_factor(each)) for each in account.logits]
+    known = [(each, declared) for each, declared in pairs if declared is not None]
+    wrong = [pair for pair in known if not _near(abs(pair[0].factor), pair[1])]
+    cause = cause_of_logits([(each, each.factor / declared) for each, declared in wrong], account.width)
+    for each, declared in known:
+        says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
+        ratio, passed = each.factor / declared, (each, declared) not in wrong
+        yield Test("logits", f"layer {each.layer}", passed, says, "" if passed else cause, ratio=ratio)
+
+
+def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
+    """Declared factors for which the pass has no place."""
+    if not account.streams and (recipe.changes("multiplier") or recipe.changes("skip")):
+        if recipe.multiplier(1) is not None or recipe.skip(1) is not None:
+            yield Test("untested", "factors", None, "factors of branches: no residual stream was seen")
+    if not account.logits and recipe.changes("temperature"):
+        yield Test("untested", "logits", None, "the factor of logits: no attention was seen")
+
+
+def tests_of_mask(found: Dependences, *, causal: bool | None) -> Iterator[Test]:
+    """Whether tokens see later ones, as declared."""
+    if causal is None:
+        return
+    if found.causal is None:
+        yield Test("untested", "causal", None, f"causal={causal}: these inputs have no tokens that could be changed")
+        return
+    says = "tokens do not see later ones, where no mask is declared"
+    if causal:
+        says = f"later tokens change earlier ones from {found.first} on: the causal mask is not there"
+    yield Test("mask", "mask", found.causal is causal, says)
+
+
+def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading], declared: str | None):
+    """Whether the norms of each branch are where they are declared."""
+    for place in declared.split("+") if declared else ():
+        tests = list(_TESTS[place](account, norms, readings))
+        yield from tests or [Test("untested", "norm", None, f"norm={place!r}: no branch was seen that could have one")]
+
+
+def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
+    for each in norms:
+        place = f"{each.link.kind}, layer {each.link.layer}"
+        if each.link.normed and each.link.before is not None:
+            yield Test("stream", place, False, f"the stream itself is normalised ({place})")  # noqa: FBT003
+        elif each.before is None:
+            yield Test("untested", place, None, f"norm='pre': what reads the stream in {place} was not seen")
+        else:
+            plain = [reading.name for reading in each.readers if not reading.normed]
+            names = ", ".join(plain[:2])
+            says = f"{names} {'reads' if len(plain) == 1 else 'read'} the stream without a norm ({place})"
+            yield Test("norms", place, each.before, says, names=tuple(plain))
+    ends = {chain[-1].sum.number for chain in account.streams}
+    for each in readings:
+        if each.role == "head" and each.read.number in ends:
+            says = f"{each.name} reads the stream without a norm"
+            yield Test("norms", "head", each.normed, says, names=(each.name,))
+
+
+def _post(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
+    for each in norms:
+        place = f"{each.link.kind}, layer {each.link.layer}"
+        says = f"the stream is not normalised after the sum of {place}"
+        yield Test("stream", place, each.after_sum, says)
+
+
+def _sandwich(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
+    yield from _pre(account, norms, readings)
+    for each in norms:
+        place = f"{each.link.kind}, layer {each.link.layer}"
+        yield Test("norms", place, each.of_branch, f"what {place} adds is not normalised")
+
+
+def _qk(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
+    for each in account.logits:
+        which = "queries or keys are" if each.normed else "queries and keys are"
+        yield Test("norms", f"layer {each.layer}", each.both, f"{which} not normalised (layer {each.layer})")
+
+
+_TESTS: dict[str, Callable[..., Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}

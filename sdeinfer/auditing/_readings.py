@@ -1,0 +1,154 @@
+"""What each matrix reads: its mean square, whether through a norm, and the norms of each branch.
+
+Tests: `tests/auditing/test_readings.py`.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._operations import MOVES, PIECES
+from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._stream import Link
+
+LARGEST_EPSILON = 1e-4
+"""The largest number that norms are known to add to a mean square."""
+
+ALIKE = 0.02
+"""Mean squares of the tokens that a norm returns differ by less than this."""
+
+OF_BATCHES = ("batch", "group", "instance")
+"""Words in names of norms that are not over the features of a token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a matrix reads.
+
+    Attributes:
+        name: the matrix.
+        role: its role.
+        layer: its layer.
+        square: the mean square.
+        origin: what it reads, without views and factors: a norm if there is one.
+        read: what that norm reads, or the origin.
+        norms: parameters of the norm, and those that multiply after it.
+        factor: the root of the mean square, where a unit norm has 1; NaN without a norm.
+        least: what a unit norm has at least, as it divides by √(mean square + ε).
+        even: whether the tokens have one mean square, as after a norm over features.
+        zeros: names of what multiplies by 0 on the way.
+    """
+
+    name: str
+    role: str
+    layer: int | None
+    square: float
+    origin: Node
+    read: Node
+    norms: tuple[str, ...] = ()
+    factor: float = math.nan
+    least: float = 1.0
+    even: bool = True
+    zeros: tuple[str, ...] = ()
+
+    def multiplies_by(self, gain: float, tolerance: float) -> bool:
+        """Whether the factor is this one, up to ε."""
+        return self.least * (1 - tolerance) * abs(gain) <= self.factor <= (1 + tolerance) * abs(gain)
+
+    @property
+    def normed(self) -> bool:
+        """Whether it is what a norm returns."""
+        return self.origin.kind == "norm"
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchNorms:
+    """The norms of a branch: whether all that it reads of the stream, its sum, and what it adds are normed."""
+
+    link: Link
+    readers: tuple[Reading, ...]
+    after_sum: bool
+    of_branch: bool
+
+    @property
+    def before(self) -> bool | None:
+        """Whether all matrices that read the stream read its norm; None if none was seen."""
+        return all(each.normed for each in self.readers) if self.readers else None
+
+
+def readings_of(account: Account) -> list[Reading]:
+    """What each matrix reads at its first use."""
+    found = []
+    for name, matrix in account.matrices.items():
+        product = next((node for node in account.uses.get(matrix.array, ()) if node.kind == "product"), None)
+        if matrix.linear and product is not None and product.inputs:
+            found.append(_reading(account, name, product.inputs[0]))
+    return found
+
+
+def _reading(account: Account, name: str, node: Node) -> Reading:
+    matrix, graph = account.matrices[name], account.graph
+    zeros, names, at, whole = [], [], node, True
+    while True:
+        if at.kind == "scale":
+            if at.factors[0] == 0:
+                zeros.append(_name(at.about.get("by")))
+            names += at.parameters
+        elif at.kind == "sum" and len(at.inputs) == 1:
+            whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
+        elif at.kind == "view":
+            whole &= at.operation in MOVES and at.operation not in PIECES
+        elif at.kind != "join" or len(at.inputs) > 1:
+            break
+        at = at.inputs[0]
+    measured = node
+    while measured.rows is None and measured.inputs and measured.kind in ("view", "scale"):
+        measured = measured.inputs[0]
+    square, rows = measured.square, measured.rows
+    if at.kind != "norm" or rows is None:
+        return Reading(name, matrix.role, matrix.layer, square, at, at, (), zeros=tuple(zeros))
+    read = graph.term(at.inputs[0]).origin
+    found = Reading(name, matrix.role, matrix.layer, square, at, read, (*at.parameters[:1], *names), zeros=tuple(zeros))
+    if not whole or at.about.get("l2") or any(word in at.operation for word in OF_BATCHES):
+        return found
+    before = rows if read.rows is None or read.rows.shape != rows.shape else read.rows
+    shrinks = before / (before + LARGEST_EPSILON)
+    uniform = all(sd < ALIKE * abs(mean) for name in found.norms for mean, sd in account.gains.get(name, ()))
+    even = not uniform or bool(rows.max() < (1 + ALIKE) * (rows / shrinks).min())
+    return dataclasses.replace(found, factor=math.sqrt(np.median(rows)), least=math.sqrt(np.median(shrinks)), even=even)
+
+
+def _name(fixed: Node | None) -> str:
+    while fixed is not None and fixed.kind not in ("buffer", "parameter") and fixed.inputs:
+        fixed = fixed.inputs[0]
+    return fixed.operation if fixed is not None and fixed.kind in ("buffer", "parameter") else "a number"
+
+
+def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
+    """The norms of each branch."""
+    graph, found = account.graph, []
+    for chain in account.streams:
+        for place, link in enumerate(chain):
+            start = link.skip.origin
+            readers = [
+                each
+                for each in readings
+                if each.role not in ("router", "inner", "mixer output")
+                and start.number in (each.origin.number, each.read.number)
+                and graph.has(link.branch.origin, account.uses[account.matrices[each.name].array][0])
+            ]
+            following = chain[place + 1].normed if place + 1 < len(chain) else _ends_normed(account, link)
+            writers = [source.normed for source in link.writers]
+            found.append(BranchNorms(link, tuple(readers), following, bool(writers) and all(writers)))
+    return found
+
+
+def _ends_normed(account: Account, link: Link) -> bool:
+    """Whether the last sum of a stream is read through a norm."""
+    graph = account.graph
+    return any(
+        node.kind == "norm" and node.inputs and graph.term(node.inputs[0]).origin is link.sum
+        for node in graph.record.nodes[link.sum.number :]
+    )

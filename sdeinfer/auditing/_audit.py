@@ -114,13 +114,12 @@ def judged(
     readings = readings_of(account)
     norms = norms_of(account, readings)
     rows = rows_of(account, laws, rule)
-    tests = [*more, *facts_of(account, laws, books.dependences, readings, norms, judged=rule is not None)]
-    hint = ""
+    of_pass = facts_of(account, laws, books.dependences, readings, norms, judged=rule is not None)
+    of_pass += [] if rule is None else tests_of_pass(account, laws, readings, rule)
+    tests, hint = [*more, *_in_its_code(network, books, rule, of_pass)], ""
     if rule is not None:
         of_rows = explained(tests_of_rows(rows, rule), rows, rule)
-        named = tests_of_named(account, laws, rule, {row.matrix.array for row in rows if row.declared is not None})
-        of_pass = tests_of_pass(account, laws, readings, rule)
-        tests += [*of_rows, *named, *_in_its_code(network, books, of_pass), *_unreached(books, rule)]
+        tests += [*of_rows, *tests_of_named(account, laws, rule, rows), *_unreached(books, rule)]
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
     tests += [*tests_of_norms(account, norms, readings, norm), *tests_of_mask(books.dependences, causal=causal)]
@@ -137,8 +136,8 @@ def _allowed(test: Test, allow: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, word) for word in allow for name in names)
 
 
-def _in_its_code(network: Any, books: Books, tests: list[Test]) -> list[Test]:
-    """Tests of a pass by "auto": a factor that a fresh twin of the model has is that of its library's code."""
+def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
+    """Tests of the pass of a library's model: what a fresh twin shows as well is the code of its library."""
     failed = [test for test in tests if test.passed is False]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
@@ -149,13 +148,11 @@ def _in_its_code(network: Any, books: Books, tests: list[Test]) -> list[Test]:
         twin = books_from(other, record_of(other, books.inputs), books.inputs)
     except Exception:
         return tests
-    rule = recipe_of("auto", network)
-    assert rule is not None
-    same = {
-        (test.topic, test.what, test.says)
-        for test in tests_of_pass(twin.account, twin.laws, readings_of(twin.account), rule)
-        if test.passed is False
-    }
+    readings = readings_of(twin.account)
+    norms = norms_of(twin.account, readings)
+    of_twin = facts_of(twin.account, twin.laws, twin.dependences, readings, norms, judged=rule is not None)
+    of_twin += [] if rule is None else tests_of_pass(twin.account, twin.laws, readings, rule)
+    same = {(test.topic, test.what, test.says) for test in of_twin if test.passed is False}
     return [
         dataclasses.replace(test, passed=True, topic="code") if (test.topic, test.what, test.says) in same else test
         for test in tests

@@ -72,6 +72,7 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
         except Exception as error:
             raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
     if not is_torch(network):
+        _require_model(network)
         raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
     errors = []
     for given in candidates(network):
@@ -89,10 +90,16 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
 def _bound(network: Any, inputs: Any) -> Inputs:
     if is_torch(network):
         return bound(inputs, argument_names(network.forward), functools.partial(as_tensor, module=network))
-    from sdeinfer.auditing._jax_models import argument_names_of, require_model
+    from sdeinfer.auditing._jax_models import argument_names_of
+
+    _require_model(network)
+    return bound(inputs, argument_names_of(network), np.asarray)
+
+
+def _require_model(network: Any) -> None:
+    from sdeinfer.auditing._jax_models import require_model
 
     require_model(network)
-    return bound(inputs, argument_names_of(network), np.asarray)
 
 
 def _line(error: Exception) -> str:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._inputs import Inputs, mapped
-from sdeinfer.auditing._record import Record
+from sdeinfer.auditing._record import Node, Record
+from sdeinfer.auditing._stream import streams_of
 
 CHANGED = 3e-6
 """Relative change of a row's mean square beyond which it depends on what was changed; below it is rounding."""
@@ -64,8 +66,8 @@ def changed(inputs: Inputs) -> Change | None:
 def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
     """Compare the streams of a pass with those of a second one."""
     size, items = change.size, change.items
-    first = account.graph.record.nodes
-    if len(first) != len(record.nodes):
+    second = _sums(account, record)
+    if second is None:
         return Dependences()
     chains = [
         chain
@@ -77,7 +79,7 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
     chain = chains[-1] if chains else (account.streams[-1] if account.streams else [])
     causal, leaks, place = None, (False if chain else None), ""
     for link in chain:
-        a, b = link.sum.rows, record.nodes[link.sum.number].rows
+        a, b = link.sum.rows, second[link.sum.number].rows
         shape = link.sum.shape
         if a is None or b is None or a.shape != b.shape or not np.isfinite(a).all():
             return Dependences()
@@ -99,3 +101,15 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
         else:
             leaks = None if leaks is False else leaks
     return Dependences(causal, place, leaks)
+
+
+def _sums(account: Account, record: Record) -> dict[int, Node] | None:
+    """The sums of the streams in a second pass by their numbers in the first; None if the streams are others."""
+    links = [link for chain in account.streams for link in chain]
+    if len(account.graph.record.nodes) == len(record.nodes):
+        return {link.sum.number: record.nodes[link.sum.number] for link in links}
+    # A first pass may make what later ones keep.
+    others = [link for chain in streams_of(Graph(record)) for link in chain]
+    if [link.sum.shape for link in links] != [link.sum.shape for link in others]:
+        return None
+    return {link.sum.number: other.sum for link, other in zip(links, others, strict=True)}

@@ -3,7 +3,9 @@
 Tests: `tests/auditing/test_audit.py`, `tests/auditing/test_torch_kinds.py`.
 """
 
+import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -221,7 +223,8 @@ def _series(account: Account) -> Iterator[Test]:
                 return
     for node in inner:
         one, other = (graph.term(side) for side in node.inputs)
-        if one.origin is other.origin and one.factor == other.factor and one.origin.kind != "input":
+        in_stream = any(_alike(node, chain[-1].sum) for chain in account.streams)
+        if in_stream and one.origin is other.origin and one.factor == other.factor:
             yield _fail("series", "itself", f"a tensor is added to itself (after {_before(account, node.number)})")
             return
     for link in links:
@@ -233,10 +236,11 @@ def _series(account: Account) -> Iterator[Test]:
 
 def _not_added(account: Account) -> Iterator[Test]:
     """Matrices that write to the stream in some layers and not in others, and attentions that no stream has."""
-    written = {pattern_of(name) for name in account.writers}
-    uses = {name: nodes[0] for name, nodes in account.uses.items() if nodes[0].kind == "product"}
-    left = [name for name in uses if pattern_of(name) in written and name not in account.writers]
-    if left and len(left) < sum(pattern_of(name) in written for name in uses):
+    layers = _layers_by_name(account)
+    written = {_in_layer(name, layers)[1] for name in account.writers} - {""}
+    uses = [name for name, nodes in account.uses.items() if nodes[0].kind == "product"]
+    left = [name for name in uses if _in_layer(name, layers)[1] in written and name not in account.writers]
+    if left:
         says = f"what {some(left)} returns is not added to the stream, as it is in other layers"
         yield _fail("series", left[0], says, *left)
         return
@@ -400,36 +404,36 @@ def unreached(account: Account) -> list[str]:
     return [name for name, each in record.parameters.items() if name not in used | stacked and each.size]
 
 
-def layer_prefixes(account: Account) -> dict[str, int]:
-    """The beginning of the names of each layer's parameters, with the layer."""
-    by_layer: dict[int, list[str]] = {}
-    for matrix in account.matrices.values():
-        if matrix.layer is not None:
-            by_layer.setdefault(matrix.layer, []).append(matrix.array)
-    found = {}
-    for layer, names in by_layer.items():
-        parts = [name.split(".") for name in names]
-        common = 0
-        while all(len(each) > common + 1 for each in parts) and len({each[common] for each in parts}) == 1:
-            common += 1
-        if common and any(any(c.isdigit() for c in part) for part in parts[0][:common]):
-            found[".".join(parts[0][:common]) + "."] = layer
-    return found
+def _layers_by_name(account: Account) -> re.Pattern[str] | None:
+    """What names of parameters of a layer begin with; None if they have nothing in common."""
+    graph, beginnings = account.graph, set()
+    for link in (link for chain in account.streams for link in chain):
+        own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+        names = [name for node in graph.nodes(own) if not node.fixed for name in node.parameters]
+        parts = [name.split(".")[:-1] for name in names]
+        common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]
+        places = [place for place, part in enumerate(common) if any(letter.isdigit() for letter in part)]
+        if places:
+            beginnings.add(".".join(re.sub(r"\d+", r"\\d+", part) for part in common[: places[-1] + 1]) + r"\.")
+    return re.compile("|".join(sorted(beginnings))) if beginnings else None
+
+
+def _in_layer(name: str, layers: re.Pattern[str] | None) -> tuple[str, str]:
+    """The beginning that the parameters of a layer have in common, and the name in it; "" outside of layers."""
+    if layers is not None and (beginning := layers.match(name)):
+        return beginning[0], name[beginning.end() :]
+    return "", re.sub(r"\[\d+\]$", "", name) if name.endswith("]") else ""
 
 
 def _unused(account: Account) -> Iterator[Test]:
     """Parameters without use: mistakes inside of layers, unless others of their kind are used, as of experts."""
-    prefixes = layer_prefixes(account)
-    left = unreached(account)
-    used = {*account.graph.record.parameters} - {*left}
-    inside = []
-    for name in left:
-        own = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-        if own is None:
-            continue
-        kind = pattern_of(name.removeprefix(own))
-        siblings = {pattern_of(other.removeprefix(own)) for other in used if other.startswith(own)}
-        inside += [] if kind in siblings else [name]
+    layers, left = _layers_by_name(account), unreached(account)
+    used = {
+        (layer, pattern_of(name))
+        for layer, name in (_in_layer(each, layers) for each in {*account.graph.record.parameters} - {*left})
+    }
+    places = {name: _in_layer(name, layers) for name in left}
+    inside = [name for name, (layer, own) in places.items() if layer and (layer, pattern_of(own)) not in used]
     outside = [name for name in left if name not in inside]
     if inside:
         yield _fail("unused", inside[0], f"no operation uses {some(inside)}", *inside)

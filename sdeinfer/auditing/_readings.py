@@ -116,7 +116,8 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
     before = rows if read.rows is None or read.rows.shape != rows.shape else read.rows
     shrinks = before / (before + LARGEST_EPSILON)
     uniform = all(sd < ALIKE * abs(mean) for name in found.norms for mean, sd in account.gains.get(name, ()))
-    even = not uniform or bool(rows.max() < (1 + ALIKE) * (rows / shrinks).min())
+    seen = shrinks > 0.5
+    even = not uniform or not seen.any() or bool(rows[seen].max() < (1 + ALIKE) * (rows[seen] / shrinks[seen]).min())
     return dataclasses.replace(found, factor=math.sqrt(np.median(rows)), least=math.sqrt(np.median(shrinks)), even=even)
 
 

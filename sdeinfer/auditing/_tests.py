@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -172,8 +172,9 @@ def _of_matrix(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[T
         zero = law.name == "zeros" or matrix.role in recipe.zeros
         says = f"{kind if kind == 'bias' else matrix.role} {name} is {value_in_words(law)}, declared 0"
         yield Test(kind, name, zero, says, names=(name,))
-    elif law.seen < FEWEST and law.size < FEWEST:
-        yield Test("untested", name, None, f"σ of {name}: {law.size} entries", names=(name,))
+    elif law.size < FEWEST:
+        if recipe.named(matrix.array) is None:
+            yield Test("untested", name, None, f"σ of {name}: {law.size} entries", names=(name,))
     elif law.sd == 0:
         says = f"{matrix.role} {name} is {value_in_words(law)}"
         yield Test(kind, name, matrix.role in recipe.zeros, says, names=(name,))
@@ -218,18 +219,22 @@ def value_in_words(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 
 
-def tests_of_named(account: Account, laws: Mapping[str, Law], recipe: Recipe, done: set[str]) -> Iterator[Test]:
+def tests_of_named(account: Account, laws: Mapping[str, Law], recipe: Recipe, rows: Sequence[Row]) -> Iterator[Test]:
     """Tests of what is declared of a parameter by its name, and is not tested by its role.
 
     Parameters of few entries are pooled over layers.
     """
+    done = {row.matrix.array for row in rows if row.declared is not None and row.law.size >= FEWEST}
     arrays = account.graph.record.parameters
+    norms = {matrix.array for matrix in account.matrices.values() if matrix.role in ("norm", "norm bias")}
     groups: dict[str, list[tuple[str, Declared]]] = {}
     count = 0
     for name, parameter in arrays.items():
         declared = recipe.named(name)
         if declared is None or name in done or not parameter.size or parameter.masks:
             continue
+        if name in norms and declared.sd > 0:
+            continue  # a glob of matrices that also matches gains
         count += 1
         few = parameter.size < 256
         groups.setdefault(pattern_of(name) if few else name, []).append((name, declared))
@@ -253,6 +258,7 @@ def _of_names(
             yield Test("value", name, near, says, names=(name,))
         else:
             drawn.append((name, declared, x))
+    yield from _of_few(drawn, z)
     if not drawn:
         return
     names, size = tuple(name for name, _, _ in drawn), sum(len(x) for _, _, x in drawn)
@@ -270,6 +276,16 @@ def _of_names(
     if constant:
         says = f"{what} is {value_in_words(laws[names[0]])}, where entries are drawn"
     yield Test("σ", what, not wrong, says, "", names, sd / expected, error)
+
+
+def _of_few(drawn: list[tuple[str, Declared, np.ndarray]], z: float) -> Iterator[Test]:
+    """Single parameters of few normal entries by the exact law of their sum of squares."""
+    for name, declared, x in drawn:
+        if len(x) < FEWEST and declared.law == "normal":
+            total = float(np.square((x - declared.mean) / declared.sd).sum())
+            tails = stats.chi2.sf(total, len(x)), stats.chi2.cdf(total, len(x))
+            says = f"{name} has entries up to {np.abs(x).max():.3g}, declared σ {declared.sd:.3g}"
+            yield Test("σ", name, bool(min(tails) > stats.norm.sf(z)), says, names=(name,))
 
 
 def _scaled(declared: Declared, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

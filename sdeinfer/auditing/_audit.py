@@ -11,14 +11,14 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._auto import automatic, configured_sd
 from sdeinfer.auditing._books import Books, books_from, books_of, made, record_of
 from sdeinfer.auditing._causes import explained
-from sdeinfer.auditing._facts import FAILS, facts_of, some, unreached
+from sdeinfer.auditing._facts import FAILS, facts_of, unreached
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
 from sdeinfer.auditing._readings import norms_of, readings_of
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import Test, rows_of, tests_of_named, tests_of_rows, unmatched
+from sdeinfer.auditing._tests import Test, rows_of, some, tests_of_named, tests_of_rows, unmatched
 from sdeinfer.auditing._words import words_of
 
 

@@ -215,6 +215,11 @@ def _of_unknown_layout(rows: list[Row], recipe: Recipe) -> Iterator[Test]:
             yield Test("untested", row.matrix.name, None, says, names=(row.matrix.name,))
 
 
+def some(names: list[str]) -> str:
+    """At most three names."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def value_in_words(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,11 +153,13 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
     norms = norms_of(twin.account, readings)
     of_twin = facts_of(twin.account, twin.laws, twin.dependences, readings, norms, judged=rule is not None)
     of_twin += [] if rule is None else tests_of_pass(twin.account, twin.laws, readings, rule)
-    same = {(test.topic, test.what, test.says) for test in of_twin if test.passed is False}
-    return [
-        dataclasses.replace(test, passed=True, topic="code") if (test.topic, test.what, test.says) in same else test
-        for test in tests
-    ]
+    same = {(test.topic, test.what): test.ratio for test in of_twin if test.passed is False}
+
+    def in_code(test: Test) -> bool:
+        ratio = same.get((test.topic, test.what), math.inf)
+        return test.passed is False and (math.isclose(ratio, test.ratio, rel_tol=0.1) or math.isnan(ratio))
+
+    return [dataclasses.replace(test, passed=True, topic="code") if in_code(test) else test for test in tests]
 
 
 def _unreached(books: Books, rule: Recipe) -> list[Test]:

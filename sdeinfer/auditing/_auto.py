@@ -1,5 +1,6 @@
 """The recipe "auto": a model's own configuration, and the code of its class. Tests: `tests/auditing/test_audit.py`."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -47,13 +48,12 @@ def automatic(model: Any) -> Recipe | None:
     def layer_scale(matrix: Matrix) -> float | None:
         return None if named else _number(config, "layerscale_value", "layer_scale_init_value")
 
-    return Recipe(
+    recipe = Recipe(
         f"{'`_init_weights`' if named else 'normal, the configuration'} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
         sd,
         sd,
         law,
-        multiplier=_multiplier(text),
         embedding=_embedding(text),
         layer_scale=layer_scale,
         logits=_logits(text),
@@ -61,6 +61,8 @@ def automatic(model: Any) -> Recipe | None:
         causal=_causal(model, config),
         gain=gain,
     )
+    multiplier = _multiplier(text)
+    return recipe if multiplier is None else dataclasses.replace(recipe, multiplier=multiplier)
 
 
 def configured_sd(model: Any) -> float | None:
@@ -84,11 +86,12 @@ def _number(config: Any, *names: str) -> float | None:
     return next((float(each) for each in found if isinstance(each, int | float) and not isinstance(each, bool)), None)
 
 
-def _multiplier(config: Any) -> Callable[[int], float | None]:
+def _multiplier(config: Any) -> Callable[[int], float] | None:
+    """The factor of branches, if the configuration states one."""
     number, depth = _number(config, "residual_multiplier", "residual_scale"), _number(config, "scale_depth")
     if depth is not None:
         return lambda layers: depth / math.sqrt(layers)
-    return lambda layers: 1.0 if number is None else number
+    return None if number is None else lambda layers: number
 
 
 def _embedding(config: Any) -> float | None:

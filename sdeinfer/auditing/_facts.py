@@ -1,6 +1,6 @@
 """Findings that need no recipe: facts of the parameters, and all others; mistakes, and notes.
 
-Tests: `tests/auditing/test_audit.py`, `tests/auditing/test_torch_kinds.py`.
+Tests: `tests/auditing/test_kinds.py`.
 """
 
 import math

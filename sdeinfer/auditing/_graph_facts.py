@@ -1,6 +1,6 @@
 """Facts of the graph that need no recipe: norms, softmax, sums of the stream, zeros on the way.
 
-Tests: `tests/auditing/test_kinds.py`, `tests/auditing/test_torch_kinds.py`.
+Tests: `tests/auditing/test_kinds.py`.
 """
 
 import itertools

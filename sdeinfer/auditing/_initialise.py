@@ -99,6 +99,7 @@ def initialise(
         whole,
         sd=lambda m: whole.sd(m) if _in_branch(m) else None,
         bias_sd=lambda m: whole.bias_sd(m) if m.layer is not None else None,
+        named=lambda name: None,
     )
     return Initialised(network, judged(books, in_branches, network, causal=whole.causal), rows)
 

@@ -100,11 +100,14 @@ def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str,
     decoder = getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in needed(model)
     tokens = _tokens(_size(config, "vocab_size", default=100), _special(text_part(config)))
     kinds = {"pixel_values": _images(config), "input_features": _sounds(model, config)}
-    kinds["input_values"] = [_normal(BATCH, 4000), *kinds["input_features"]]
-    values = {name: kinds.get(name, [tokens]) for name in mains}
-    for place in range(max(len(each) for each in values.values())):
-        given = {name: each[min(place, len(each) - 1)] for name, each in values.items()}
-        yield given | ({"decoder_input_ids": tokens} if decoder else {})
+    kinds["input_values"] = [_normal(BATCH, 4000), _normal(BATCH, 1, 4000), *kinds["input_features"]]
+    towers = [name for name in inspect.signature(model.forward).parameters if name in kinds]
+    mains += [name for name in needed(model) if name not in mains and (name in kinds or name == "input_ids")]
+    for names in dict.fromkeys((tuple(mains), tuple(dict.fromkeys((*mains, *towers))))):
+        values = {name: kinds.get(name, [tokens]) for name in names}
+        for place in range(max(len(each) for each in values.values())):
+            given = {name: each[min(place, len(each) - 1)] for name, each in values.items()}
+            yield given | ({"decoder_input_ids": tokens} if decoder else {})
 
 
 def _images(config: Any) -> list[Any]:
@@ -119,7 +122,9 @@ def _sounds(model: Any, config: Any) -> list[Any]:
     bins = _size(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80)
     frames = 2 * _size(config, "max_source_positions", default=FRAMES // 2)
     read = next((each.in_features for each in model.modules() if hasattr(each, "in_features")), bins)
-    return [_normal(BATCH, bins, frames), *(_normal(BATCH, FRAMES, n) for n in dict.fromkeys((bins, 128, read)))]
+    lengths = dict.fromkeys((_size(config, "max_length", default=FRAMES), FRAMES))
+    shapes = [(length, n) for length in lengths for n in dict.fromkeys((bins, 128, read))]
+    return [_normal(BATCH, bins, frames), *(_normal(BATCH, *shape) for shape in shapes)]
 
 
 def text_part(config: Any) -> Any:

@@ -1,6 +1,6 @@
 """Operations of PyTorch (aten) and primitives of JAX by what they do to the accounts of a pass.
 
-Tests: `tests/auditing/test_torch_audit.py`, `tests/auditing/test_audit.py`.
+Tests: `tests/auditing/test_torch_kinds.py`.
 """
 
 import math

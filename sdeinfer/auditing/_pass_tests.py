@@ -1,6 +1,6 @@
 """Tests of a pass against what is declared of it: norms, factors of branches and of the stream, logits, the mask.
 
-Tests: `tests/auditing/test_audit.py`.
+Tests: `tests/auditing/test_kinds.py`.
 """
 
 import dataclasses

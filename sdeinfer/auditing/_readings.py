@@ -1,6 +1,6 @@
 """What each matrix reads: its mean square, whether through a norm, and the norms of each branch.
 
-Tests: `tests/auditing/test_readings.py`.
+Tests: `tests/auditing/test_kinds.py`.
 """
 
 import dataclasses
@@ -90,12 +90,14 @@ def readings_of(account: Account) -> list[Reading]:
 
 def _reading(account: Account, name: str, node: Node) -> Reading:
     matrix, graph = account.matrices[name], account.graph
-    zeros, names, at, whole = [], [], node, True
+    at, whole = node, True
+    zeros: list[str] = []
+    names: list[str] = []
     while True:
         if at.kind == "scale":
             if at.factors[0] == 0:
                 zeros.append(_name(at.about.get("by")))
-            names += at.parameters
+            names += at.parameters[:1]
         elif at.kind == "sum" and len(at.inputs) == 1:
             whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
         elif at.kind == "view":
@@ -110,7 +112,8 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
     if at.kind != "norm" or rows is None:
         return Reading(name, matrix.role, matrix.layer, square, at, at, (), zeros=tuple(zeros))
     read = graph.term(at.inputs[0]).origin
-    found = Reading(name, matrix.role, matrix.layer, square, at, read, (*at.parameters[:1], *names), zeros=tuple(zeros))
+    gains = tuple([*at.parameters[:1], *names])
+    found = Reading(name, matrix.role, matrix.layer, square, at, read, gains, zeros=tuple(zeros))
     if not whole or at.about.get("l2") or any(word in at.operation for word in OF_BATCHES):
         return found
     before = rows if read.rows is None or read.rows.shape != rows.shape else read.rows

@@ -69,8 +69,8 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """σ times the factor in the pass, over what is declared."""
-        return self.law.sd * abs(self.factor) / self.declared if self.declared else math.nan
+        """σ over what is declared."""
+        return self.law.sd / self.declared if self.declared else math.nan
 
     @property
     def error(self) -> float:

@@ -8,6 +8,7 @@ from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
+from sdeinfer.auditing._parts import Places, places_of
 from sdeinfer.auditing._record import Node, Parameter, Record
 from sdeinfer.auditing._stream import streams_of
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio

@@ -153,11 +153,14 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
     norms = norms_of(twin.account, readings)
     of_twin = facts_of(twin.account, twin.laws, twin.dependences, readings, norms, judged=rule is not None)
     of_twin += [] if rule is None else tests_of_pass(twin.account, twin.laws, readings, rule)
-    same = {(test.topic, test.what): test.ratio for test in of_twin if test.passed is False}
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for test in of_twin:
+        if test.passed is False:
+            ratios.setdefault((test.topic, test.what), []).append(test.ratio)
 
     def in_code(test: Test) -> bool:
-        ratio = same.get((test.topic, test.what), math.inf)
-        return test.passed is False and (math.isclose(ratio, test.ratio, rel_tol=0.1) or math.isnan(ratio))
+        same = ratios.get((test.topic, test.what), [])
+        return test.passed is False and any(math.isnan(x) or math.isclose(x, test.ratio, rel_tol=0.1) for x in same)
 
     return [dataclasses.replace(test, passed=True, topic="code") if in_code(test) else test for test in tests]
 

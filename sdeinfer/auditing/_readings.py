@@ -102,7 +102,7 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
             whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
         elif at.kind == "view":
             whole &= at.operation in MOVES and at.operation not in PIECES
-        elif at.kind != "join" or len(at.inputs) > 1:
+        elif at.kind != "join" or at.inputs[1:]:
             break
         at = at.inputs[0]
     measured = node

@@ -33,7 +33,8 @@ def audit_command(
         bool | None, typer.Option(help="whether tokens are declared not to see later ones; default: not declared")
     ] = None,
     norm: Annotated[
-        str | None, typer.Option(help="pre or post: norms declared before branches or after sums; default: neither")
+        str | None,
+        typer.Option(help="declared places of norms: pre, post, sandwich, qk, or several as pre+qk"),
     ] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="a kind of finding that is as declared, as zeros; repeatable")
@@ -41,7 +42,10 @@ def audit_command(
     seed: Annotated[int, typer.Option(help="seed of the weights")] = 0,
     out: Annotated[Path | None, typer.Option(help="folder for audit.html and audit.json")] = None,
 ) -> int:
-    """Ask whether a network is initialised as it claims. Exit code 0: no test failed, 1: failed, 2: unusable input."""
+    """Ask whether a network is initialised as it claims.
+
+    Exit code 0: no test failed, 1: failed, 2: unusable input, 3: something declared was not tested.
+    """
     phase("making the model")
     make, inputs = _given(model)
     other = None if like is None else _given(like)[0]
@@ -55,10 +59,12 @@ def audit_command(
             si.report.write_audit(found, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))
     for test in found.failed[:12]:
         say(f"  FAILED  {test.topic}: {test.says}{f': {test.cause}' if test.cause else ''}")
+    for says in found.untested if found.declared else ():
+        say(f"  NOT TESTED  {says}")
     say(found.verdict)
     if out is not None:
         say(f"written to {out}: audit.html, audit.json")
-    return 1 if found.passed is False else 0
+    return 1 if found.passed is False else 3 if found.declared and found.untested else 0
 
 
 def _given(model: str) -> tuple[Any, Any]:

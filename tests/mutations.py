@@ -265,7 +265,7 @@ MUTATIONS = (
     Mutation("audit: what a matrix reads", "auditing/_readings.py", "factor=math.sqrt(np.median(rows))", "factor=float(np.median(rows)) ** 0.1", "tests/auditing/test_kinds.py"),
     Mutation("audit: probabilities over keys", "auditing/_roles.py", "if largest <= 1 + 1e-3:", "if largest <= 100:", "tests/auditing/test_kinds.py"),
     Mutation("audit: what is not tested", "auditing/_result.py", "return True if self.declared and not self.untested else None", "return True if self.declared else None", "tests/auditing/test_kinds.py"),
-    Mutation("audit: parameters of a layer without use", "auditing/_facts.py", "if layer and (layer, pattern_of(own)) not in used", "if not layer and (layer, pattern_of(own)) not in used", "tests/auditing/test_kinds.py"),
+    Mutation("audit: parameters of a layer without use", "auditing/_facts.py", "if layer and not expert and (layer", "if not layer and not expert and (layer", "tests/auditing/test_kinds.py"),
     Mutation("audit: the interval of a σ", "auditing/_tests.py", "abs(log_ratio) - z * error > ALIKE", "abs(log_ratio) - 0.1 * z * error > ALIKE", "tests/auditing/test_kinds.py tests/auditing/test_audit.py"),
     Mutation("audit: error of another model's σ", "auditing/_tests.py", "math.hypot(self.law.error, self.declared_error)", "math.hypot(self.law.error, 0 * self.declared_error)", "tests/auditing/test_parts.py"),
     Mutation("audit: the logits' factor in all layers", "auditing/_causes.py", "(root, wide, ", "(wide, root, ", "tests/auditing/test_kinds.py"),

@@ -105,10 +105,8 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
         elif at.kind != "join" or at.inputs[1:]:
             break
         at = at.inputs[0]
-    measured = node
-    while measured.rows is None and measured.inputs and measured.kind in ("view", "scale"):
-        measured = measured.inputs[0]
-    square, rows = measured.square, measured.rows
+    rows = _rows(node)
+    square = math.nan if rows is None or not rows.size else float(rows.mean())
     if at.kind != "norm" or rows is None:
         return Reading(name, matrix.role, matrix.layer, square, at, at, (), zeros=tuple(zeros))
     read = graph.term(at.inputs[0]).origin
@@ -116,12 +114,20 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
     found = Reading(name, matrix.role, matrix.layer, square, at, read, gains, zeros=tuple(zeros))
     if not whole or at.about.get("l2") or any(word in at.operation for word in OF_BATCHES):
         return found
-    before = rows if read.rows is None or read.rows.shape != rows.shape else read.rows
+    before = _rows(at.inputs[0])
+    before = rows if before is None or before.shape != rows.shape else before
     shrinks = before / (before + LARGEST_EPSILON)
     uniform = all(sd < ALIKE * abs(mean) for name in found.norms for mean, sd in account.gains.get(name, ()))
     seen = shrinks > 0.5
     even = not uniform or not seen.any() or bool(rows[seen].max() < (1 + ALIKE) * (rows[seen] / shrinks[seen]).min())
     return dataclasses.replace(found, factor=math.sqrt(np.median(rows)), least=math.sqrt(np.median(shrinks)), even=even)
+
+
+def _rows(node: Node) -> np.ndarray | None:
+    """Mean squares of a tensor's rows, or of what it is a view of."""
+    while node.rows is None and node.inputs and node.kind in ("view", "scale"):
+        node = node.inputs[0]
+    return node.rows
 
 
 def _name(fixed: Node | None) -> str:

@@ -103,6 +103,7 @@ def _evaluation(module: Any) -> Iterator[None]:
     threads = torch.get_num_threads()
     stance = compiler("force_eager") if compiler and "torch._dynamo" in sys.modules else contextlib.nullcontext()
     try:
+        module.train()  # some modules forget what they kept of earlier passes
         module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
         if sum(each.numel() for each in module.parameters()) < SMALL:

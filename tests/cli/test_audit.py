@@ -43,6 +43,14 @@ def test_a_correct_model_and_a_wrong_one(model, tmp_path):
     assert run(f"{model}:copied", "--allow", "copies").exit_code == 0
 
 
+def test_what_is_declared_and_not_tested_has_a_code_of_its_own(model):
+    model.write_text(MODEL.replace("of_tests.prompt()", "of_tests.prompt()[:1]"), encoding="utf-8")
+    found = run(model, "--no-causal")
+    assert found.exit_code == 3, found.output
+    assert "NOT TESTED  causal=False: these inputs have no tokens" in found.output
+    assert run(model, "--no-causal", "--allow", "causal").exit_code == 0
+
+
 def test_what_is_declared_reaches_the_audit(model, monkeypatch):
     given = {}
     monkeypatch.setattr("sdeinfer.audit", lambda make, inputs, **declared: given.update(declared) or 1 / 0)

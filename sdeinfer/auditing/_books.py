@@ -144,7 +144,7 @@ def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
     from sdeinfer.auditing._torch import named
 
     torch = sys.modules["torch"]
-    parameters = named(network.named_parameters(remove_duplicate=False))[0]
+    parameters = named(network.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for name, values in new.items():
             parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))

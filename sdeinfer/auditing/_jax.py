@@ -43,7 +43,6 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
         walk.nodes,
         walk.known(),
         {},
-        {},
         [node for node, _ in outputs],
         lambda shape: np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape),
     )

@@ -34,7 +34,7 @@ def declared_by(model: Any) -> dict[str, Declared]:
     init, torch = sys.modules.get("transformers.initialization"), sys.modules["torch"]
     if init is None:
         return {}
-    own = named(model.named_parameters(remove_duplicate=False))[0]
+    own = named(model.named_parameters(remove_duplicate=False))
     small = sum(each.numel() for each in own.values()) <= LARGEST
     calls: dict[int, Declared | None] = {}
     try:
@@ -56,7 +56,7 @@ def declared_by(model: Any) -> dict[str, Declared]:
 
 def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, Declared]:
     """Parameters that no initialiser was called for: those of two twins are equal, or two draws."""
-    seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))[0]
+    seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))
     found = {}
     for name in left:
         one, other = (parameter_of(each[name]).entries() for each in (firsts, seconds))

@@ -12,12 +12,10 @@ from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._operations import MOVES, PIECES
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link
+from sdeinfer.auditing._tests import ALIKE
 
 LARGEST_EPSILON = 1e-4
 """The largest number that norms are known to add to a mean square."""
-
-ALIKE = 0.02
-"""Mean squares of the tokens that a norm returns differ by less than this."""
 
 OF_BATCHES = ("batch", "group", "instance")
 """Words in names of norms that are not over the features of a token."""

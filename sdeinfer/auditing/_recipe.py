@@ -46,7 +46,6 @@ class Recipe:
         error: standard deviation of the logarithm of a σ that was itself measured.
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
-        zeros: roles whose matrices may be zeros.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Recipe:
     error: Callable[[Matrix], float] = lambda matrix: 0.0
     norm: str | None = None
     causal: bool | None = None
-    zeros: tuple[str, ...] = ()
 
     def declared_sd(self, matrix: Matrix) -> float | None:
         """σ of a matrix, a table or a bias; None where nothing is declared, or roles of one array differ."""

@@ -76,12 +76,11 @@ class Parameter:
 
 @dataclasses.dataclass(eq=False)
 class Record:
-    """A pass: its nodes in order, the parameters and buffers by name, names of one tensor, and what it returned."""
+    """A pass: its nodes in order, the parameters and buffers by name, and what it returned."""
 
     name: str
     nodes: list[Node]
     parameters: dict[str, Parameter]
     buffers: dict[str, Parameter]
-    tied: dict[str, list[str]]
     outputs: list[Node]
     columns: Callable[[tuple[int, ...]], Any]  # an array of this shape that holds the number of each column

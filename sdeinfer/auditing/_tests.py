@@ -169,7 +169,7 @@ def _of_matrix(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[T
         return
     kind = "bias" if matrix.role == "bias" else "σ"
     if row.declared == 0:
-        zero = law.name == "zeros" or matrix.role in recipe.zeros
+        zero = law.name == "zeros"
         says = f"{kind if kind == 'bias' else matrix.role} {name} is {value_in_words(law)}, declared 0"
         yield Test(kind, name, zero, says, names=(name,))
     elif law.size < FEWEST:
@@ -177,7 +177,7 @@ def _of_matrix(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[T
             yield Test("untested", name, None, f"σ of {name}: {law.size} entries", names=(name,))
     elif law.sd == 0:
         says = f"{matrix.role} {name} is {value_in_words(law)}"
-        yield Test(kind, name, matrix.role in recipe.zeros, says, names=(name,))
+        yield Test(kind, name, passed=False, says=says, names=(name,))
     elif not known:
         log_ratio = math.log(row.ratio)
         passed = not differs(log_ratio, row.error, z)

@@ -40,8 +40,8 @@ def unwrapped(module: Any) -> Any:
 def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
     """Run a module once, without gradients and in evaluation mode; it is left as it was."""
     torch = sys.modules["torch"]
-    parameters, tied = named(module.named_parameters(remove_duplicate=False))
-    buffers, _ = named(module.named_buffers(remove_duplicate=False))
+    parameters = named(module.named_parameters(remove_duplicate=False))
+    buffers = named(module.named_buffers(remove_duplicate=False))
     for name, tensor in parameters.items():
         if tensor.is_meta:
             raise InputError(f"model: {name} is on the device 'meta': give it memory, as by model.to_empty()")
@@ -58,24 +58,20 @@ def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
         tap.nodes,
         {name: parameter_of(tensor) for name, tensor in parameters.items()},
         {name: parameter_of(tensor) for name, tensor in buffers.items()},
-        tied,
         [tap.node_of(tensor) for tensor in _tensors(returned)],
         lambda shape: torch.arange(shape[-1]).expand(shape),
     )
 
 
-def named(pairs: Any) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Tensors by the first of their names, and all names of those that have several."""
-    first: dict[int, str] = {}
-    found, names = {}, {}
+def named(pairs: Any) -> dict[str, Any]:
+    """Tensors by the first of their names."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
     for name, tensor in pairs:
-        if tensor is None:
-            continue
-        name = ".".join(part for part in name.split(".") if part != "_orig_mod")
-        own = first.setdefault(id(tensor), name)
-        found.setdefault(own, tensor)
-        names.setdefault(own, []).append(name)
-    return found, {name: each for name, each in names.items() if len(each) > 1}
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
+    return found
 
 
 def parameter_of(tensor: Any) -> Parameter:

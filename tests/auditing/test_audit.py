@@ -118,7 +118,7 @@ def test_no_copies_among_many_independent_tensors():
 def record(*nodes):
     for number, node in enumerate(nodes):
         node.number = number
-    return Record("by hand", list(nodes), {}, {}, {}, [nodes[-1]], np.zeros)
+    return Record("by hand", list(nodes), {}, {}, [nodes[-1]], np.zeros)
 
 
 def node(kind, *inputs, factors=(), **others):

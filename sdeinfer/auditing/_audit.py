@@ -73,7 +73,7 @@ def audit(
     phase("comparing with what is declared")
     reference = None if like is None else made(like, seed)
     other = None if reference is None else books_of(reference, inputs)
-    rule = recipe_of(recipe, network) if other is None else as_found(other)
+    rule = recipe_of(recipe, network) if other is None else as_found(other, books.account)
     if isinstance(recipe, Mapping) and (key := next(unmatched(recipe, books.account), None)) is not None:
         roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
         raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")

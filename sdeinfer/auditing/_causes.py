@@ -77,6 +77,9 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
     usual = f"{where} have a standard deviation of 0.02, the default of many configurations"
     yield ".02/σ", [0.02 / sd for sd in sds], usual
     yield "1/σ", [1 / sd for sd in sds], f"{where} have a standard deviation of 1, the default of torch.nn.Embedding"
+    if all(len(matrix.shape) == 3 for matrix in matrices):
+        of_head = [matrix.shape[-1] ** -0.5 / sd for matrix, sd in zip(matrices, sds, strict=True)]
+        yield "1/(σ√d_k)", of_head, f"{where} have σ = 1/√d_k, the size of a head"
     width = [max(matrix.width, 1) ** -0.5 / sd for matrix, sd in zip(matrices, sds, strict=True)]
     yield "1/(σ√n)", width, f"{where} have σ = 1/√n"
     of_fan = [i**-0.5 / sd for (i, _), sd in zip(fans, sds, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._books import Books, filled, is_torch, record_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._roles import account_of
 from sdeinfer.auditing._tests import Test
 
@@ -79,9 +79,25 @@ def _key(account: Account, name: str) -> tuple:
     return first.layer, roles, account.graph.record.parameters[name].shape, alike.index(name)
 
 
-def as_found(books: Books) -> Recipe:
-    """Another model as a recipe: σ with its error and laws by role and layer, factors, gains, logits."""
+def as_found(books: Books, own: Account) -> Recipe:
+    """Another model as a recipe: σ with its error and laws by role and layer, factors, gains, logits; others by name.
+
+    Arguments:
+        books: those of the other model.
+        own: the account of the model that is compared with it.
+    """
     account, laws = books.account, books.laws
+    names = _names(own, account) or {}
+    arrays = account.graph.record.parameters
+
+    def named(name: str) -> Declared | None:
+        if name not in names or laws[names[name]].name == "not finite":
+            return None
+        law, entries = laws[names[name]], arrays[names[name]].entries()
+        if law.sd == 0:
+            return Declared(law.mean, 0.0, "constant", values=entries)
+        return Declared(law.mean, law.sd, None, sample=entries)
+
     exact: dict[tuple, str] = {}
     for name, matrix in account.matrices.items():
         for layer in (matrix.layer, None):
@@ -119,6 +135,7 @@ def as_found(books: Books) -> Recipe:
         skip=lambda layers: skips[0] if skips else None,
         logits=lambda found: logits.get(found.layer),
         gain=gain,
+        named=named,
         error=lambda matrix: 0.0 if (name := name_of(matrix)) is None else laws[name].error,
         causal=books.dependences.causal,
     )

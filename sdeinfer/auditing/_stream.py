@@ -37,15 +37,18 @@ class Link:
 
 def streams_of(graph: Graph) -> list[list[Link]]:
     """The streams of a network, as of an encoder and a decoder, longest first; sums inside of branches are left out."""
-    links: dict[int, Link] = {}
+    links: list[Link] = []
+    by_sum: dict[int, Link] = {}
     for node in graph.record.nodes:
         if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
-            link = _link(graph, node, links)
-            if link is not None:
-                links[node.number] = link
-    followed = {id(link.before) for link in links.values()}
+            if (stream := _with_a_state(graph, node, by_sum)) is not None:
+                by_sum[node.number] = stream
+            elif (link := _link(graph, node, by_sum)) is not None:
+                links.append(link)
+                by_sum[node.number] = link
+    followed = {id(link.before) for link in links}
     chains = []
-    for link in links.values():
+    for link in links:
         if id(link) not in followed:
             chain, at = [], link
             while at is not None:
@@ -61,6 +64,17 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     for chain in kept:
         _number(graph, chain)
     return sorted(kept, key=lambda chain: chain[0].sum.number)
+
+
+def _with_a_state(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
+    """The last link of a stream to which one of its earlier states is added, which is no branch."""
+    one, other = (graph.term(side).origin for side in node.inputs)
+    for late, early in ((one, other), (other, one)):
+        link, before = links.get(late.number), links.get(early.number)
+        if link is not None and early is not late and graph.depends(late, early):
+            if link.start.skip.origin is early or (before is not None and before.start is link.start):
+                return link
+    return None
 
 
 def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:

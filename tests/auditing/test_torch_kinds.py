@@ -122,6 +122,29 @@ def test_models_of_other_names_are_compared_by_role():
     assert str(packed).startswith("not tested: outputs with the same weights")
 
 
+class Injected(own.Net):
+    """The embedding is added before each layer, times a scalar that learns."""
+
+    def __init__(self, scalar=0.2, **options):
+        super().__init__(**options)
+        self.scalars = nn.Parameter(torch.full((own.LAYERS,), scalar))
+
+    def forward(self, tokens):
+        x = start = self.embed(tokens) + self.positions[: tokens.shape[1]]
+        for scalar, layer in zip(self.scalars, self.layers, strict=True):
+            x = layer(x + scalar * start)
+        return self.head(self.norm(x))
+
+
+def test_scalars_that_were_lost_are_named():
+    """By a rule, and beside another model; an earlier state of the stream that is added is no branch."""
+    lost, rule = net(Injected, scalar=0.0), {"scalars": (0.2, "constant")}
+    assert si.audit(net(Injected), TOKENS, like=net(Injected, seed=1)).passed
+    assert si.audit(net(Injected), TOKENS, recipe=rule).passed
+    for found in (si.audit(lost, TOKENS, like=net(Injected, seed=1)), si.audit(lost, TOKENS, recipe=rule)):
+        assert "scalars is 0, declared 0.2" in str(found)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_second_draw_of_the_same_model_passes(seed):
     """250 pairs in `tests/benchmarks/audit_false_alarms.py`."""

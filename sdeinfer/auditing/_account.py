@@ -4,6 +4,7 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from sdeinfer.auditing._graph import Graph, Source
@@ -116,7 +117,7 @@ class Account:
         """The width n of the longest stream."""
         return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
 
-    @property
+    @functools.cached_property
     def parameters(self) -> Mapping[str, Parameter]:
         """All arrays, and the matrices in them, by name."""
         arrays = self.graph.record.parameters

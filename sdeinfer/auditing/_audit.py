@@ -15,7 +15,6 @@ from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._facts import FAILS, facts_of, unreached
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
-from sdeinfer.auditing._readings import norms_of, readings_of
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
@@ -115,21 +114,18 @@ def judged(
     account, laws = books.account, books.laws
     causal = rule.causal if causal is None and rule is not None else causal
     norm = rule.norm if norm is None and rule is not None else norm
-    readings = readings_of(account)
-    norms = norms_of(account, readings)
     rows = rows_of(account, laws, rule)
-    of_pass = facts_of(account, laws, books.dependences, readings, norms, judged=rule is not None)
-    of_pass += [] if rule is None else tests_of_pass(account, laws, readings, rule)
-    tests, hint = [*more, *_in_its_code(network, books, rule, of_pass)], ""
+    tests, hint = [*more, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
     if rule is not None:
         of_rows = explained(tests_of_rows(rows, rule), rows, rule)
         tests += [*of_rows, *tests_of_named(account, laws, rule, rows), *_unreached(books, rule)]
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
-    tests += [*tests_of_norms(account, norms, readings, norm), *tests_of_mask(books.dependences, causal=causal)]
+    tests += tests_of_norms(account, books.norms, books.readings, norm)
+    tests += tests_of_mask(books.dependences, causal=causal)
     tests = [test for test in tests if test.passed is True or not _allowed(test, allow)]
     declared = rule is not None or causal is not None or norm is not None
-    words = words_of(account, laws, books.dependences, norms)
+    words = words_of(account, laws, books.dependences, books.norms)
     return Audit(books.name, rule, tuple(rows), tuple(tests), words, account, hint, declared)
 
 
@@ -138,6 +134,13 @@ def _allowed(test: Test, allow: Sequence[str]) -> bool:
     if test.passed is False:
         return test.topic in allow
     return any(fnmatch.fnmatchcase(name, word) for word in allow for name in names)
+
+
+def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
+    """Findings, and the tests of the pass against a recipe."""
+    account, laws, readings = books.account, books.laws, books.readings
+    found = facts_of(account, laws, books.dependences, readings, books.norms, judged=rule is not None)
+    return found + ([] if rule is None else tests_of_pass(account, laws, readings, rule))
 
 
 def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
@@ -152,12 +155,8 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
         twin = books_from(other, record_of(other, books.inputs), books.inputs)
     except Exception:
         return tests
-    readings = readings_of(twin.account)
-    norms = norms_of(twin.account, readings)
-    of_twin = facts_of(twin.account, twin.laws, twin.dependences, readings, norms, judged=rule is not None)
-    of_twin += [] if rule is None else tests_of_pass(twin.account, twin.laws, readings, rule)
     ratios: dict[tuple[str, str], list[float]] = {}
-    for test in of_twin:
+    for test in _of_pass(twin, rule):
         if test.passed is False:
             ratios.setdefault((test.topic, test.what), []).append(test.ratio)
 

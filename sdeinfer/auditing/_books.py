@@ -19,17 +19,20 @@ from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._inputs import Inputs, argument_names, as_tensor, bound, candidates, needed
 from sdeinfer.auditing._law import Law, law_of
+from sdeinfer.auditing._readings import BranchNorms, Reading, norms_of, readings_of
 from sdeinfer.auditing._record import Record
 from sdeinfer.auditing._roles import account_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Books:
-    """All that is read of a network: the accounts of a pass, laws of parameters, dependences."""
+    """All that is read of a network: the accounts of a pass, laws of parameters, dependences, what matrices read."""
 
     account: Account
     laws: dict[str, Law]
     dependences: Dependences
+    readings: list[Reading]
+    norms: list[BranchNorms]
     name: str
     inputs: Inputs
 
@@ -47,7 +50,8 @@ def books_from(network: Any, record: Record, given: Inputs) -> Books:
     if other is not None:
         found = dependences_of(account, record_of(network, other.inputs), other)
     laws = {name: law_of(each) for name, each in account.parameters.items()}
-    return Books(account, laws, found, record.name, given)
+    readings = readings_of(account)
+    return Books(account, laws, found, readings, norms_of(account, readings), record.name, given)
 
 
 def record_of(network: Any, inputs: Inputs) -> Record:

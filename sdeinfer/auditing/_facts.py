@@ -10,7 +10,7 @@ import numpy as np
 
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._dependences import Dependences
-from sdeinfer.auditing._graph_facts import before, facts_of_graph, failed, in_layer, layers_by_name
+from sdeinfer.auditing._graph_facts import facts_of_graph, failed, in_layer, layers_by_name, parameter_before
 from sdeinfer.auditing._law import Law, copies, repeated_blocks
 from sdeinfer.auditing._readings import BranchNorms, Reading
 from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some, writer_factor
@@ -116,7 +116,7 @@ def _dropout(account: Account) -> Iterator[Test]:
     nodes = account.graph.record.nodes
     for node in nodes:
         if node.about.get("dropout") is True or (node.operation == "native_dropout" and node.kind == "random"):
-            says = f"dropout runs in evaluation mode (after {before(account, node.number)})"
+            says = f"dropout runs in evaluation mode (after {parameter_before(account, node.number)})"
             yield failed("dropout", node.operation, says)
             return
     if any(node.kind == "random" for node in nodes):

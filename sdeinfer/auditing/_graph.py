@@ -135,6 +135,10 @@ class Graph:
         """Whether a node follows from another one."""
         return bool(self.reach[node.number] >> other.number & 1)
 
+    def between(self, node: Node, start: Node) -> int:
+        """What a node follows from and `start` does not, as a set of bits."""
+        return self.reach[node.number] & ~self.reach[start.number]
+
     def depends(self, node: Node, other: Node) -> bool:
         """Whether it does so through a product with a parameter."""
         return bool(self.through[node.number] >> other.number & 1)

@@ -38,7 +38,7 @@ def failed(topic: str, what: str, says: str, *names: str) -> Test:
     return Test(topic, what, passed=False, says=says, names=names)
 
 
-def before(account: Account, number: int) -> str:
+def parameter_before(account: Account, number: int) -> str:
     """The last parameter that a tensor of the pass before this one used."""
     names = [node.parameters[0] for node in account.graph.record.nodes[:number] if node.parameters and not node.fixed]
     return names[-1] if names else "the input"
@@ -57,11 +57,11 @@ def _inverse_norms(account: Account) -> Iterator[Test]:
         if x.std() > 0.01 and ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum() > 1.5:
             wrong.append(node)
     if wrong:
-        name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_after(account, wrong[0].number)}"
+        name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_parameter_after(account, wrong[0].number)}"
         yield failed("norm", name, f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)")
 
 
-def _after(account: Account, number: int) -> str:
+def _parameter_after(account: Account, number: int) -> str:
     following = account.graph.record.nodes[number:]
     return next((node.parameters[0] for node in following if node.parameters and not node.fixed), "the output")
 
@@ -124,7 +124,8 @@ def _series(account: Account) -> Iterator[Test]:
         one, other = (graph.term(side) for side in node.inputs)
         in_stream = any(_alike(node, chain[-1].sum) for chain in account.streams)
         if in_stream and one.origin is other.origin and one.factor == other.factor:
-            yield failed("series", "itself", f"a tensor is added to itself (after {before(account, node.number)})")
+            place = parameter_before(account, node.number)
+            yield failed("series", "itself", f"a tensor is added to itself (after {place})")
             return
     for link in links:
         if link.branch.factor * link.skip.factor < 0:
@@ -170,7 +171,7 @@ def _alike(node: Node, other: Node) -> bool:
 def _in_a_branch(account: Account, node: Node) -> bool:
     graph = account.graph
     return any(
-        graph.has(link.branch.origin, node) and not graph.has(link.skip.origin, node)
+        graph.between(link.branch.origin, link.skip.origin) >> node.number & 1
         for chain in account.streams
         for link in chain
     )
@@ -251,7 +252,7 @@ def layers_by_name(account: Account) -> re.Pattern[str] | None:
     """What names of parameters of a layer begin with; None if they have nothing in common."""
     graph, beginnings = account.graph, set()
     for link in (link for chain in account.streams for link in chain):
-        own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+        own = graph.between(link.branch.origin, link.skip.origin)
         names = [name for node in graph.nodes(own) if not node.fixed for name in node.parameters]
         parts = [name.split(".")[:-1] for name in names]
         common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]

@@ -3,6 +3,7 @@
 Tests: `tests/auditing/test_torch_audit.py`.
 """
 
+import collections
 import copy
 from typing import Any
 
@@ -59,24 +60,26 @@ def _names(own: Account, other: Account) -> dict[str, str] | None:
     ours, theirs = (each.graph.record.parameters for each in (own, other))
     if {name: each.shape for name, each in ours.items()} == {name: each.shape for name, each in theirs.items()}:
         return {name: name for name in ours}
-    keys, others = ({name: _key(account, name) for name in account.graph.record.parameters} for account in (own, other))
+    keys, others = _keys(own), _keys(other)
     by_key = {key: name for name, key in others.items()}
     if len(by_key) != len(others) or len({*keys.values()}) != len(keys) or {*keys.values()} != {*by_key}:
         return None
     return {name: by_key[key] for name, key in keys.items()}
 
 
-def _key(account: Account, name: str) -> tuple:
-    """What a parameter is: its layer, its roles and its shape; norms in the order of their use."""
-    matrices = [matrix for matrix in account.matrices.values() if matrix.array == name]
-    if not matrices:
-        return (name,)
-    first = matrices[0]
-    alike = [
-        m.array for m in account.matrices.values() if (m.role, m.of, m.layer) == (first.role, first.of, first.layer)
-    ]
-    roles = tuple((matrix.role, matrix.of) for matrix in matrices)
-    return first.layer, roles, account.graph.record.parameters[name].shape, alike.index(name)
+def _keys(account: Account) -> dict[str, tuple]:
+    """Each parameter's layer, roles and shape; norms, which are alike in these, in the order of their use."""
+    matrices: dict[str, list[Matrix]] = {}
+    for matrix in account.matrices.values():
+        matrices.setdefault(matrix.array, []).append(matrix)
+    found: dict[str, tuple] = {name: (name,) for name in account.graph.record.parameters if name not in matrices}
+    count = collections.Counter[tuple]()
+    for name, own in matrices.items():
+        place = own[0].role, own[0].of, own[0].layer
+        roles = tuple((matrix.role, matrix.of) for matrix in own)
+        found[name] = own[0].layer, roles, account.graph.record.parameters[name].shape, count[place]
+        count[place] += len(own)
+    return found
 
 
 def as_found(books: Books, own: Account) -> Recipe:

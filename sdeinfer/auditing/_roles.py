@@ -31,7 +31,7 @@ def account_of(graph: Graph) -> Account:
     writers: dict[str, list[tuple[Link, Source]]] = {}
     for chain in streams:
         for link in chain:
-            own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+            own = graph.between(link.branch.origin, link.skip.origin)
             # Values of another stream, as that of an encoder, are no part of a branch.
             for other in streams:
                 if other is not chain and own >> other[-1].sum.number & 1:

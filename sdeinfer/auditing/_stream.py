@@ -136,7 +136,7 @@ def _number(graph: Graph, chain: list[Link]) -> None:
 
 
 def _kind(graph: Graph, link: Link) -> str:
-    own = graph.reach[link.branch.origin.number] & ~graph.reach[link.skip.origin.number]
+    own = graph.between(link.branch.origin, link.skip.origin)
     found = set()
     for source in link.writers:
         inside = graph.reach[source.node.number] & own

@@ -1,4 +1,4 @@
-"""A second pass with one token of one item changed: which tokens, and which items, depend on it, up to rounding.
+"""A second pass with a part of one item changed: which tokens, and which items, depend on it, up to rounding.
 
 Tests: `tests/auditing/test_audit.py`.
 """
@@ -12,7 +12,7 @@ from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._inputs import Inputs, mapped
 from sdeinfer.auditing._record import Node, Record
-from sdeinfer.auditing._stream import streams_of
+from sdeinfer.auditing._stream import Link, streams_of
 
 CHANGED = 3e-6
 """Relative change of a row's mean square beyond which it depends on what was changed; below it is rounding."""
@@ -29,15 +29,14 @@ class Dependences:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Inputs with a token of the last item, or all of it, changed; the size (items, tokens) if there are tokens."""
+    """Inputs whose last item has one token, or the lower half of an image, changed; and the number of items."""
 
     inputs: Inputs
     items: int
-    size: tuple[int, int] | None
 
 
 def changed(inputs: Inputs) -> Change | None:
-    """Change a token of the middle in the main input; None if there is one item of one token, or no array."""
+    """Change a part of the main input; None if there is one item of one token, or no array."""
     leaves: list[Any] = []
     mapped(inputs, lambda value: leaves.append(value) if getattr(value, "ndim", 0) > 1 else None)
     main = next((inputs[1][name] for name in ("decoder_input_ids", "input_ids") if name in inputs[1]), None)
@@ -46,70 +45,80 @@ def changed(inputs: Inputs) -> Change | None:
         return None
     other = main.clone() if hasattr(main, "clone") else np.array(main)
     items, tokens, *_ = main.shape
-    tokenised = main.ndim == 3 or (main.ndim == 2 and "int" in str(main.dtype))
-    size = None
-    if tokenised and tokens > 1:
-        size = items, tokens
+    whole = "int" in str(main.dtype)
+    if main.ndim == 2 and not whole and items > 2:  # one item of several vectors
+        other[items // 2] = main[0]
+        items = 1
+    elif (main.ndim == 3 or (main.ndim == 2 and whole)) and tokens > 1:
         other[-1, tokens // 2] = main[0, 0]
-    elif main.ndim == 2 and not tokenised and items > 2:  # one item of several vectors
-        size = items, tokens = 1, items
-        other[tokens // 2] = main[0]
-    elif items > 1 and not (tokenised and tokens == 1 and "int" in str(main.dtype)):
-        other[-1] = main[0] * 0.5
-    elif items > 1:
-        other[-1] = main[0]
-    else:
+    elif main.ndim > 3:
+        other[-1, ..., main.shape[-2] // 2 :, :] = main[0, ..., main.shape[-2] // 2 :, :] * 0.5
+    elif items < 2:
         return None
-    return Change(mapped(inputs, lambda value: other if value is main else value), items, size)
+    else:
+        other[-1] = main[0] if whole else main[0] * 0.5
+    return Change(mapped(inputs, lambda value: other if value is main else value), items)
 
 
 def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
-    """Compare the streams of a pass with those of a second one."""
-    size, items = change.size, change.items
-    second = _sums(account, record)
-    if second is None:
-        return Dependences()
-    chains = [
-        chain
-        for chain in account.streams
-        if size is None
-        or chain[0].sum.shape[:2] in (size, size[::-1])
-        or chain[0].sum.shape[:-1] == (size[0] * size[1],)
-    ]
-    chain = chains[-1] if chains else (account.streams[-1] if account.streams else [])
-    causal, leaks, place = None, (False if chain else None), ""
-    for link in chain:
-        a, b = link.sum.rows, second[link.sum.number].rows
-        shape = link.sum.shape
-        if a is None or b is None or a.shape != b.shape or not np.isfinite(a).all():
+    """Compare the streams of a pass with those of a second one: which rows differ at the start, and which later."""
+    seconds = _seconds(account, record)
+    found = []
+    for chain in account.streams if seconds is not None else ():
+        differ = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
+        if any(each is None for each in differ[1:]):
             return Dependences()
-        differs = np.abs(a - b) > CHANGED * (np.abs(a) + np.abs(b)) / 2 + 1e-30
-        if size is not None and a.size == size[0] * size[1]:
-            turned = shape[:2] == size[::-1] and size[0] != size[1]
-            by_item = differs.reshape(size[::-1]).T if turned else differs.reshape(size)
-            if causal is None and by_item[-1].any():
-                causal = True
-            if causal and by_item[-1, : size[1] // 2].any():
-                causal, place = False, f"layer {link.layer}"
-            others = by_item[:-1]
-            if others.any() and not np.delete(others, size[1] // 2, axis=1).any():
-                causal, place = False, place or f"layer {link.layer}"  # the first axis is that of tokens
-            else:
-                leaks = leaks or bool(others.any())
-        elif shape[0] == items and a.size % items == 0 and a.size > 1:
-            leaks = leaks or bool(differs.reshape(items, -1)[:-1].any())
-        else:
-            leaks = None if leaks is False else leaks
-    return Dependences(causal, place, leaks)
+        found.append((chain, differ))
+    begun = [each for each in found if each[1][0] is not None and each[1][0].any()]
+    if not begun:
+        return Dependences(leaks=any(each[:-1].any() for _, differ in found for each in differ[1:]) if found else None)
+    chain, (start, *sums) = begun[-1]
+    return _of_stream(chain, start, sums)
 
 
-def _sums(account: Account, record: Record) -> dict[int, Node] | None:
-    """The sums of the streams in a second pass by their numbers in the first; None if the streams are others."""
-    links = [link for chain in account.streams for link in chain]
-    if len(account.graph.record.nodes) == len(record.nodes):
-        return {link.sum.number: record.nodes[link.sum.number] for link in links}
-    # A first pass may make what later ones keep.
-    others = [link for chain in streams_of(Graph(record)) for link in chain]
-    if [link.sum.shape for link in links] != [link.sum.shape for link in others]:
+def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
+    first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
+    seen = 0 < first < start.shape[1]
+    leaks = False
+    for link, differs in zip(chain, sums, strict=True):
+        if differs.shape != start.shape:
+            continue
+        others = differs[:-1]
+        turned = others.any() and not others[:, ~start[-1]].any()  # the first axis is that of tokens
+        if seen and (differs[-1, :first].any() or turned):
+            return Dependences(causal=False, first=f"layer {link.layer}", leaks=leaks)
+        leaks = leaks or bool(others.any())
+    return Dependences(causal=True if seen else None, leaks=leaks)
+
+
+def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:
+    """Which rows of a state differ between two passes, by item and token; None if they cannot be compared."""
+    a, b = (None if each is None else each.rows for each in (state, second))
+    if state is None or a is None or b is None or a.shape != b.shape or not np.isfinite(a).all() or a.size % items:
         return None
-    return {link.sum.number: other.sum for link, other in zip(links, others, strict=True)}
+    differ = np.abs(a - b) > CHANGED * (np.abs(a) + np.abs(b)) / 2 + 1e-30
+    tokens_first = state.shape[0] != items and state.shape[1:2] == (items,)
+    return differ.reshape(-1, items).T if tokens_first else differ.reshape(items, -1)
+
+
+def _states(graph: Graph, chain: list[Link]) -> list[Node]:
+    """The stream before its first sum, and before a norm there, which hides how large a row was; and all sums."""
+    first = chain[0]
+    node = next(side for side in first.sum.inputs if graph.term(side).origin is first.skip.origin)
+    while node.inputs and (node.kind == "norm" or node.rows is None):
+        node = node.inputs[0]
+    return [node, *(link.sum for link in chain)]
+
+
+def _seconds(account: Account, record: Record) -> dict[int, Node] | None:
+    """The states of the streams in a second pass by their numbers in the first; None if the streams are others."""
+    graph = account.graph
+    states = [state for chain in account.streams for state in _states(graph, chain)]
+    if len(graph.record.nodes) == len(record.nodes):
+        return {state.number: record.nodes[state.number] for state in states}
+    # A first pass may make what later ones keep.
+    other = Graph(record)
+    seconds = [state for chain in streams_of(other) for state in _states(other, chain)]
+    if [state.shape for state in states] != [state.shape for state in seconds]:
+        return None
+    return {state.number: second for state, second in zip(states, seconds, strict=True)}

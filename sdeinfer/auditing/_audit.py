@@ -18,7 +18,7 @@ from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, 
 from sdeinfer.auditing._recipe import Recipe, of_rules
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import Test, rows_of, some, tests_of_named, tests_of_rows, unmatched
+from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows, unmatched
 from sdeinfer.auditing._words import words_of
 
 OF_CODE = ("factor", "stream", "logits", "reading", "unused", "unlike", "series")
@@ -117,8 +117,9 @@ def judged(
     rows = rows_of(account, laws, rule)
     tests, hint = [*more, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
     if rule is not None:
-        of_rows = explained(tests_of_rows(rows, rule), rows, rule)
-        tests += [*of_rows, *tests_of_named(account, laws, rule, rows), *_unreached(books, rule)]
+        declared = [*rows, *rows_by_name(account, laws, rule)]
+        of_rows = explained(tests_of_rows(declared, account, rule), declared, rule)
+        tests += [*of_rows, *_unreached(books, rule)]
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
     tests += tests_of_norms(account, books.norms, books.readings, norm)
@@ -185,7 +186,7 @@ def _hint(books: Books, rule: Recipe, network: Any) -> str:
         if name == rule.name:
             continue
         other = _named(name, sd)
-        tests = tests_of_rows(rows_of(books.account, books.laws, other), other)
+        tests = tests_of_rows(rows_of(books.account, books.laws, other), books.account, other)
         sigma = [test for test in tests if test.topic in ("σ", "bias")]
         if any(test.topic == "σ" for test in sigma) and all(test.passed for test in sigma):
             return f"{name!r} would pass"

@@ -7,7 +7,7 @@ from typing import Any
 
 from sdeinfer.auditing._account import Logits, Matrix
 from sdeinfer.auditing._inputs import text_part
-from sdeinfer.auditing._recipe import Declared, Recipe
+from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipes import SD, normal
 
 
@@ -22,23 +22,6 @@ def automatic(model: Any) -> Recipe | None:
     text, named = text_part(config), declared_by(model)
     base = normal(_sd(config, text))
 
-    def drawn(matrix: Matrix) -> Declared | None:
-        found = named.get(matrix.array)
-        return found if found is not None and found.law != "constant" and found.sample is None else None
-
-    def sd(matrix: Matrix) -> float | None:
-        if not named:
-            return base.declared_sd(matrix)
-        found = named.get(matrix.array)
-        if found is not None and found.law == "constant" and found.values is None and found.mean == 0:
-            return 0.0
-        return None if (found := drawn(matrix)) is None else found.sd
-
-    def law(matrix: Matrix) -> str | None:
-        if not named:
-            return base.law(matrix)
-        return found.law if (found := drawn(matrix)) is not None else None
-
     def gain(matrix: Matrix) -> float | None:
         found, usual = named.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
         if found is None:
@@ -51,9 +34,9 @@ def automatic(model: Any) -> Recipe | None:
     recipe = Recipe(
         f"{'`_init_weights`' if named else 'normal, the configuration'} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
-        sd,
-        sd,
-        law,
+        (lambda matrix: None) if named else base.sd,
+        (lambda matrix: None) if named else base.bias_sd,
+        (lambda matrix: None) if named else base.law,
         embedding=_embedding(text),
         layer_scale=layer_scale,
         logits=_logits(text),

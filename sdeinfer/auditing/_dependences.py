@@ -63,17 +63,19 @@ def changed(inputs: Inputs) -> Change | None:
 def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
     """Compare the streams of a pass with those of a second one: which rows differ at the start, and which later."""
     seconds = _seconds(account, record)
-    found = []
-    for chain in account.streams if seconds is not None else ():
-        differ = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
-        if any(each is None for each in differ[1:]):
+    if seconds is None or not account.streams:
+        return Dependences()
+    leaks = False
+    found = Dependences()
+    for chain in account.streams:
+        start, *sums = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
+        differ = [each for each in sums if each is not None]
+        if len(differ) < len(sums):
             return Dependences()
-        found.append((chain, differ))
-    begun = [each for each in found if each[1][0] is not None and each[1][0].any()]
-    if not begun:
-        return Dependences(leaks=any(each[:-1].any() for _, differ in found for each in differ[1:]) if found else None)
-    chain, (start, *sums) = begun[-1]
-    return _of_stream(chain, start, sums)
+        leaks = leaks or any(bool(each[:-1].any()) for each in differ)
+        if start is not None and start.any():
+            found = _of_stream(chain, start, differ)
+    return found if found.leaks is not None else Dependences(leaks=leaks)
 
 
 def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:

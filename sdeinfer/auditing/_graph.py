@@ -7,8 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from sdeinfer.auditing._operations import PIECES
-from sdeinfer.auditing._record import Node, Record
+from sdeinfer.auditing._record import PIECES, Node, Record
 
 PRODUCTS = ("product", "convolution")
 

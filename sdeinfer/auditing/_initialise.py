@@ -13,7 +13,7 @@ from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._audit import judged, recipe_of
 from sdeinfer.auditing._books import books_of, filled, first_pass, made
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._roles import account_of
 
@@ -89,45 +89,49 @@ def initialise(
     if rules is not None and len(rules) != account.layers:
         raise InputError(f"recipe: {len(rules)} were given for {account.layers} layers")
     each = [recipe_of(rule, network) for rule in (rules or [recipe])]
-    whole = dataclasses.replace(each[0], sd=lambda m: _of(each, m).sd(m), bias_sd=lambda m: _of(each, m).bias_sd(m))  # pyright: ignore
-    drawn, rows = _drawn(account, whole, seed)
+    of_branches = {m: _law_of(_of(each, m), m) for m in account.matrices.values() if _in_branch(m)}
+    drawn, rows = _drawn(account, of_branches, seed, name=each[0].name)  # pyright: ignore[reportOptionalMemberAccess]
     network = filled(network, drawn)
     if not audited:
         return Initialised(network, None, rows)
     books = books_of(network, inputs)
-    in_branches = dataclasses.replace(
-        whole,
-        sd=lambda m: whole.sd(m) if _in_branch(m) else None,
-        bias_sd=lambda m: whole.bias_sd(m) if m.layer is not None else None,
-        named=lambda name: None,
-    )
-    return Initialised(network, judged(books, in_branches, network, causal=whole.causal), rows)
+    by_name = {matrix.name: declared for matrix, declared in of_branches.items()}
+    nothing = {"sd": lambda matrix: None, "bias_sd": lambda matrix: None}
+    in_branches = dataclasses.replace(each[0], named=by_name.get, **nothing)  # pyright: ignore
+    return Initialised(network, judged(books, in_branches, network), rows)
 
 
 def _of(recipes: Sequence[Any], matrix: Matrix) -> Recipe:
     return recipes[0] if len(recipes) == 1 else recipes[matrix.layer or 0]
 
 
+def _law_of(recipe: Recipe, matrix: Matrix) -> Declared | None:
+    """What is declared of a matrix; None for a law that is not known, but measured."""
+    found = recipe.declared(matrix)
+    return None if found is None or found.error or found.values is not None else found
+
+
 def _in_branch(matrix: Matrix) -> bool:
-    return matrix.layer is not None and matrix.linear
+    return matrix.layer is not None and (matrix.linear or matrix.role == "bias")
 
 
-def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndarray], tuple[Mapping[str, Any], ...]]:
+def _drawn(
+    account: Account, declared: Mapping[Matrix, Declared | None], seed: int, *, name: str
+) -> tuple[dict[str, np.ndarray], tuple[Mapping[str, Any], ...]]:
     """New arrays by name; all σ are checked before the first array is filled."""
-    drawn = [(m, rule.declared_sd(m)) for m in account.matrices.values() if _in_branch(m) or _bias_of_branch(m)]
-    for matrix, sd in drawn:
-        if sd is None and len(matrix.roles) > 1:
+    for matrix, found in declared.items():
+        if found is None and len(matrix.roles) > 1:
             roles = ", ".join(matrix.roles)
             raise InputError(f"model: {matrix.name} is {roles} in one array of unknown layout, with σ that differ")
-        if sd is None and matrix.role != "bias":
-            raise InputError(f"recipe: {rule.name} has no standard deviation for {matrix.name} ({matrix.role})")
+        if found is None and matrix.role != "bias":
+            raise InputError(f"recipe: {name} has no standard deviation for {matrix.name} ({matrix.role})")
     new: dict[str, np.ndarray] = {}
     rows = []
-    for number, (matrix, sd) in enumerate(drawn):
-        if sd is None:
+    for number, (matrix, found) in enumerate(declared.items()):
+        if found is None:
             continue
         rng = np.random.default_rng([seed, number])
-        values = sd * _unit(rule.law(matrix), rng, matrix.shape)
+        values = found.mean + found.sd * _unit(found.law, rng, matrix.shape)
         if matrix.places is None:
             new[matrix.array] = values
         else:
@@ -135,14 +139,10 @@ def _drawn(account: Account, rule: Recipe, seed: int) -> tuple[dict[str, np.ndar
             array = new.setdefault(matrix.array, whole.read(slice(None)))
             array[matrix.places(np.arange(matrix.places.size))] = values.ravel()
         if matrix.role != "bias":
-            row = {"path": matrix.name, "layer": matrix.layer, "matrix": matrix.role, "fan_in": matrix.fan_in, "sd": sd}
-            rows.append(row)
+            sizes = {"matrix": matrix.role, "fan_in": matrix.fan_in, "sd": found.sd}
+            rows.append({"path": matrix.name, "layer": matrix.layer, **sizes})
     shapes = {name: account.graph.record.parameters[name].shape for name in new}
     return {name: array.reshape(shapes[name]) for name, array in new.items()}, tuple(rows)
-
-
-def _bias_of_branch(matrix: Matrix) -> bool:
-    return matrix.role == "bias" and matrix.layer is not None
 
 
 def _unit(law: str | None, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

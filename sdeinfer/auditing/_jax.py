@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._jax_models import function_of
-from sdeinfer.auditing._operations import MOVES, PIECES, SUMS, contracted, convolved, node_of
-from sdeinfer.auditing._record import Node, Parameter, Record, about
+from sdeinfer.auditing._record import (
+    MOVES,
+    PIECES,
+    SUMS,
+    Node,
+    Parameter,
+    Record,
+    about,
+    contracted,
+    convolved,
+    node_of,
+)
 
 INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Parameters in which primitives that call a function have its jaxpr."""

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import truncnorm
 
+from sdeinfer.auditing._law import law_of
 from sdeinfer.auditing._recipe import Declared
+from sdeinfer.auditing._record import Parameter
 from sdeinfer.auditing._torch import named, parameter_of
 
 LARGEST = 200_000_000
@@ -62,12 +64,11 @@ def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, 
         one, other = (parameter_of(each[name]).entries() for each in (firsts, seconds))
         if not (np.isfinite(one).all() and np.isfinite(other).all() and one.shape == other.shape):
             continue
-        both = np.concatenate([one, other])
-        mean, sd = float(both.mean()), float(both.std())
         if np.allclose(one, other, rtol=1e-6, atol=1e-12):
-            found[name] = Declared(mean, 0.0, "constant", values=one)
-        elif sd > 0:
-            found[name] = Declared(mean, sd, None, sample=both)
+            found[name] = Declared(float(one.mean()), 0.0, "constant", values=one)
+        else:
+            law = law_of(Parameter((2 * len(one),), np.concatenate([one, other]).__getitem__))
+            found[name] = Declared(law.mean, law.sd, error=law.error)
     return found
 
 

@@ -83,47 +83,31 @@ def _keys(account: Account) -> dict[str, tuple]:
 
 
 def as_found(books: Books, own: Account) -> Recipe:
-    """Another model as a recipe: σ with its error and laws by role and layer, factors, gains, logits; others by name.
+    """Another model as a recipe: σ with its error and laws of each parameter, factors, gains, logits.
 
     Arguments:
         books: those of the other model.
         own: the account of the model that is compared with it.
     """
     account, laws = books.account, books.laws
-    names = _names(own, account) or {}
-    arrays = account.graph.record.parameters
+    pairs = _pairs(own, account)
 
     def named(name: str) -> Declared | None:
-        if name not in names or laws[names[name]].name == "not finite":
+        other = pairs.get(name)
+        if other is None or laws[other].name == "not finite":
             return None
-        law, entries = laws[names[name]], arrays[names[name]].entries()
+        law = laws[other]
         if law.sd == 0:
-            return Declared(law.mean, 0.0, "constant", values=entries)
-        return Declared(law.mean, law.sd, None, sample=entries)
-
-    exact: dict[tuple, str] = {}
-    for name, matrix in account.matrices.items():
-        for layer in (matrix.layer, None):
-            exact.setdefault((matrix.role, matrix.of, layer), name)
-
-    def name_of(matrix: Matrix) -> str | None:
-        return exact.get((matrix.role, matrix.of, matrix.layer)) or exact.get((matrix.role, matrix.of, None))
-
-    def sd(matrix: Matrix) -> float | None:
-        name = name_of(matrix)
-        constant = name is None or (laws[name].sd == 0 and laws[name].mean != 0)
-        return None if constant else laws[name].sd  # pyright: ignore[reportArgumentType]
-
-    def law(matrix: Matrix) -> str | None:
-        name = name_of(matrix)
-        found = None if name is None else laws[name].name
-        return found if found in ("normal", "uniform", "orthogonal") else None
+            same = own.parameters[name].shape == account.parameters[other].shape
+            return Declared(law.mean, 0.0, values=account.parameters[other].entries() if same else None)
+        known = law.name in ("normal", "uniform", "orthogonal")
+        return Declared(law.mean, law.sd, law.name if known else None, error=law.error)
 
     def gain(matrix: Matrix) -> float | None:
-        name = name_of(matrix)
-        if name is None or laws[name].sd > 0:
+        other = pairs.get(matrix.name)
+        if other is None or laws[other].sd > 0:
             return None
-        return account.gains.get(name, [(laws[name].mean, 0.0)])[0][0]
+        return account.gains.get(other, [(laws[other].mean, 0.0)])[0][0]
 
     logits = {each.layer: each.factor for each in account.logits}
     writers = [source for each in account.writers.values() for _, source in each if source.plain]
@@ -131,14 +115,29 @@ def as_found(books: Books, own: Account) -> Recipe:
     return Recipe(
         f"like {books.name}",
         "another model",
-        sd,
-        sd,
-        law,
+        lambda matrix: None,
+        lambda matrix: None,
         multiplier=lambda layers: abs(writers[0].factor) if writers else None,
         skip=lambda layers: skips[0] if skips else None,
         logits=lambda found: logits.get(found.layer),
         gain=gain,
         named=named,
-        error=lambda matrix: 0.0 if (name := name_of(matrix)) is None else laws[name].error,
         causal=books.dependences.causal,
     )
+
+
+def _pairs(own: Account, other: Account) -> dict[str, str]:
+    """The other model's name of each array and of each matrix in one: the same, or that of its role and layer."""
+    names = _names(own, other) or {}
+    by_role: dict[tuple, str] = {}
+    for name, matrix in other.matrices.items():
+        for layer in (matrix.layer, None):
+            by_role.setdefault((matrix.role, matrix.of, layer), name)
+    parts = {matrix.array for matrix in own.matrices.values() if matrix.places is not None}
+    found = {name: theirs for name, theirs in names.items() if name not in parts}
+    for name, matrix in own.matrices.items():
+        keys = [(matrix.role, matrix.of, layer) for layer in (matrix.layer, None)]
+        theirs = next((by_role[key] for key in keys if key in by_role), None)
+        if name not in found and theirs is not None:
+            found[name] = theirs
+    return found

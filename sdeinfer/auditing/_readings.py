@@ -9,8 +9,7 @@ import math
 import numpy as np
 
 from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._operations import MOVES, PIECES
-from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._record import MOVES, PIECES, Node
 from sdeinfer.auditing._stream import Link
 from sdeinfer.auditing._tests import ALIKE
 

@@ -16,13 +16,16 @@ from sdeinfer.auditing._account import Logits, Matrix
 
 
 class Declared(NamedTuple):
-    """What is declared of a parameter by its name: a law with its mean and σ, or all of its values."""
+    """What is declared of a parameter: a law with its mean and σ, or all of its values.
+
+    `error` is the standard deviation of log σ, where this was itself measured.
+    """
 
     mean: float
     sd: float
     law: str | None = None
     values: np.ndarray | None = None
-    sample: np.ndarray | None = None  # another draw, where the law is not known
+    error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Recipe:
         gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
         layer_scale: what parameters that multiply branches start from.
-        named: what is declared of a parameter by its name, whatever its role.
+        named: what is declared of a parameter, or of a matrix in one, by its name, whatever its role.
         error: standard deviation of the logarithm of a σ that was itself measured.
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
@@ -65,16 +68,21 @@ class Recipe:
     norm: str | None = None
     causal: bool | None = None
 
-    def declared_sd(self, matrix: Matrix) -> float | None:
-        """σ of a matrix, a table or a bias; None where nothing is declared, or roles of one array differ."""
+    def declared(self, matrix: Matrix) -> Declared | None:
+        """What is declared of a matrix, a table or a bias: by its name, or by its role."""
+        for name in (matrix.name, matrix.array):
+            if (named := self.named(name)) is not None:
+                return named
+        sd = self._sd_by_role(matrix)
+        return None if sd is None else Declared(0.0, sd, self.law(matrix), error=self.error(matrix))
+
+    def _sd_by_role(self, matrix: Matrix) -> float | None:
         if matrix.role == "bias":
             return self.bias_sd(matrix)
         if not (matrix.linear or matrix.role in ("embedding", "position", "offset")):
             return None
-        if len(matrix.roles) < 2:
-            return self.sd(matrix)
-        sds = {self.sd(dataclasses.replace(matrix, role=role, roles=())) for role in matrix.roles}
-        return sds.pop() if len(sds) == 1 else None
+        sds = {self.sd(dataclasses.replace(matrix, role=role, roles=())) for role in matrix.roles or (matrix.role,)}
+        return sds.pop() if len(sds) == 1 else None  # roles of one array may differ
 
     def logits_factor(self, found: Logits) -> float | None:
         """The declared factor of q kᵀ."""

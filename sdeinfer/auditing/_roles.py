@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Logits, Matrix
+from sdeinfer.auditing._account import Account, Logits, Matrix, columns_of, places_of, places_of_bias
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
-from sdeinfer.auditing._parts import columns_of, places_of, places_of_bias
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link, kind_of, logits_of, streams_of
 

@@ -54,28 +54,47 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One matrix: its law, and what is declared of it.
+    """One tensor: its law, and what is declared of it.
 
     `factor` is that of a writer's output in the sum over the declared one, `strength` the branch's c σ √fan_in.
     """
 
     matrix: Matrix
     law: Law
-    declared: float | None
-    declared_law: str | None
+    by: Declared | None = None
     factor: float = 1.0
     strength: float = math.nan
-    declared_error: float = 0.0
+
+    @property
+    def declared(self) -> float | None:
+        """The declared σ."""
+        return None if self.by is None else self.by.sd
 
     @property
     def ratio(self) -> float:
-        """σ over what is declared."""
-        return self.law.sd / self.declared if self.declared else math.nan
+        """σ over what is declared; of few entries the root of their mean square about the declared mean."""
+        if self.by is None or not self.by.sd:
+            return math.nan
+        away = self.law.mean - self.by.mean if self.law.seen < 256 else 0.0
+        return math.hypot(self.law.sd, away) / self.by.sd
 
     @property
     def error(self) -> float:
         """Standard deviation of the logarithm of the ratio."""
-        return math.hypot(self.law.error, self.declared_error)
+        return math.hypot(self.law.error, 0.0 if self.by is None else self.by.error)
+
+    @property
+    def topic(self) -> str:
+        """That of tests of its σ."""
+        return "bias" if self.matrix.role == "bias" else "σ"
+
+    @property
+    def group(self) -> str:
+        """What its σ is pooled with: a role, or parameters of few entries with one name in all layers."""
+        matrix = self.matrix
+        if matrix.linear or matrix.role in ("embedding", "position", "bias"):
+            return matrix.role
+        return matrix.name if self.law.size >= 256 else pattern_of(matrix.name)
 
 
 def rows_of(account: Account, laws: Mapping[str, Law], recipe: Recipe | None) -> list[Row]:
@@ -85,11 +104,21 @@ def rows_of(account: Account, laws: Mapping[str, Law], recipe: Recipe | None) ->
         source = _plain_source(account, matrix.array)
         strength = abs(source.factor) * laws[name].sd * math.sqrt(matrix.fan_in) if source else math.nan
         if recipe is None:
-            rows.append(Row(matrix, laws[name], None, None, strength=strength))
-            continue
-        factor = writer_factor(account, matrix.array, recipe.multiplier(matrix.layers))
-        declared, law = recipe.declared_sd(matrix), recipe.law(matrix)
-        rows.append(Row(matrix, laws[name], declared, law, factor, strength, recipe.error(matrix)))
+            rows.append(Row(matrix, laws[name], strength=strength))
+        else:
+            factor = writer_factor(account, matrix.array, recipe.multiplier(matrix.layers))
+            rows.append(Row(matrix, laws[name], recipe.declared(matrix), factor, strength))
+    return rows
+
+
+def rows_by_name(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> list[Row]:
+    """Parameters that the pass did not use, of which a recipe declares something by their names."""
+    used = {matrix.array for matrix in account.matrices.values()}
+    rows = []
+    for name, parameter in account.graph.record.parameters.items():
+        if name not in used and (declared := recipe.named(name)) is not None:
+            matrix = Matrix("other", 0, 0, account.width, account.layers, None, name, parameter.shape, array=name)
+            rows.append(Row(matrix, laws[name], declared))
     return rows
 
 
@@ -110,51 +139,69 @@ def critical(count: int) -> float:
     return float(stats.norm.isf(LEVEL / (2 * max(count, 1))))
 
 
-def tests_of_rows(rows: list[Row], recipe: Recipe) -> list[Test]:
-    """All tests of matrices, tables and biases by their role."""
-    z = critical(2 * len(rows) + 30)
-    pooled = list(_pooled(rows, z))
-    named = {name for test in pooled if not test.passed for name in test.names}
-    single = [test for row in rows for test in _of_matrix(row, z, recipe, known=row.matrix.name in named)]
-    return [*pooled, *single, *_laws(rows, z), *_of_unknown_layout(rows, recipe)]
-
-
-def by_role(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows whose σ is declared, and is not zero, by role."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.declared and row.law.sd > 0 and math.isfinite(row.law.sd) and row.law.seen >= FEWEST:
-            found.setdefault(row.matrix.role, []).append(row)
-    return found
-
-
-def pooled_ratio(rows: list[Row]) -> tuple[float, float]:
-    """The log ratio that tensors have in common, and its standard deviation."""
-    weights = np.array([row.error**-2.0 for row in rows])
-    return float(weights @ np.log([row.ratio for row in rows]) / weights.sum()), float(weights.sum() ** -0.5)
-
-
 def differs(log_ratio: float, error: float, z: float) -> bool:
-    """Whether the interval of a logarithm is outside of ± `ALIKE`."""
-    return bool(abs(log_ratio) - z * error > ALIKE)
+    """Whether the interval of a σ is outside of ± `ALIKE`: sums of squares have gamma laws, of few entries as well."""
+    beyond, half = abs(log_ratio) - ALIKE, 1 / (4 * error**2)
+    if beyond <= 0:
+        return False
+    low, high = math.exp(-2 * beyond), math.exp(2 * beyond)
+    tail = stats.gamma.sf(half * high, half) if log_ratio > 0 else stats.gamma.cdf(half * low, half)
+    return bool(tail < stats.norm.sf(z))
 
 
-def _pooled(rows: list[Row], z: float) -> Iterator[Test]:
-    for role, own in by_role(rows).items():
-        log_ratio, error = pooled_ratio(own)
-        passed = not differs(log_ratio, error, z)
-        alone = [not differs(math.log(row.ratio), row.error, z) for row in own]
-        # If most tensors of a role pass, those that do not are named, and not the role.
-        passed = passed or (not all(alone) and 2 * sum(alone) >= len(alone))
-        names = tuple(row.matrix.name for row in own)
-        yield Test("σ", role, passed, _says(own, log_ratio, error), "", names, math.exp(log_ratio), error)
+def tests_of_rows(rows: Sequence[Row], account: Account, recipe: Recipe) -> list[Test]:
+    """All tests of σ, of values and of laws."""
+    z = critical(2 * len(rows) + 30)
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.by is not None and row.law.size and row.law.name != "not finite" and row.matrix.role != "mask":
+            groups.setdefault(row.group, []).append(row)
+    of_groups = [test for group, own in groups.items() for test in _of_group(group, own, z)]
+    return [*of_groups, *_values(rows, account), *_laws(rows, z), *_of_unknown_layout(rows, recipe)]
+
+
+def pooled_ratio(rows: Sequence[Row]) -> tuple[float, float]:
+    """The log ratio of all entries of tensors together, and its standard deviation."""
+    weights = np.array([row.error**-2.0 for row in rows])
+    return 0.5 * math.log(weights @ np.square([row.ratio for row in rows]) / weights.sum()), float(
+        weights.sum() ** -0.5
+    )
+
+
+def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
+    """Tests of σ of a role, or of a name in all layers, and of each tensor of it."""
+    drawn = []
+    for row in own:
+        if not row.declared or (row.matrix.role in ("norm", "norm bias") and row.by is not None):
+            continue  # a glob of matrices may also match gains
+        if row.law.sd > 0 or (row.law.size == 1 and row.matrix.role == "other"):
+            drawn.append(row)
+        else:
+            says = f"{row.matrix.role} {row.matrix.name} is {value_in_words(row.law)}, where entries are drawn"
+            yield Test(row.topic, row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
+    if not drawn:
+        return
+    names = tuple(row.matrix.name for row in drawn)
+    if (size := sum(row.law.seen for row in drawn)) < FEWEST:
+        yield Test("untested", group, None, f"σ of {names[0]}: {size} entries", names=names)
+    log_ratio, error = pooled_ratio(drawn)
+    alone = [not differs(math.log(row.ratio), row.error, z) for row in drawn]
+    # If most tensors pass, those that do not are named, and not the group.
+    passed = not differs(log_ratio, error, z) or (not all(alone) and 2 * sum(alone) >= len(alone))
+    yield Test("σ", group, passed, _says(drawn, log_ratio, error), "", names, math.exp(log_ratio), error)
+    for row, near in zip(drawn, alone, strict=True) if passed else ():
+        says, name = _says([row], math.log(row.ratio), row.error), row.matrix.name
+        yield Test(row.topic, name, near, says, "", (name,), row.ratio, row.error)
 
 
 def _says(own: list[Row], log_ratio: float, error: float) -> str:
     matrix = own[0].matrix
     name = matrix.name if len(own) == 1 else pattern_of(matrix.name) if matrix.role in ("inner", "reads") else ""
+    name = own[0].group if own[0].group not in (matrix.role, matrix.name) else name
+    role = "" if matrix.role == "other" else matrix.role
     digits, ratio = int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4)), math.exp(log_ratio)
-    return f"σ of {matrix.role}{f' {name}' if name else ''} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
+    what = " ".join(word for word in (role, name) if word)
+    return f"σ of {what} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
 
 
 def pattern_of(name: str) -> str:
@@ -162,40 +209,35 @@ def pattern_of(name: str) -> str:
     return re.sub(r"(?<![^.\[/])\d+(?![^.\]/])", "#", name)
 
 
-def _of_matrix(row: Row, z: float, recipe: Recipe, *, known: bool) -> Iterator[Test]:
-    """Tests of one matrix: zeros, constants, σ."""
-    matrix, law, name = row.matrix, row.law, row.matrix.name
-    if row.declared is None or law.name == "not finite" or not law.size:
-        return
-    kind = "bias" if matrix.role == "bias" else "σ"
-    if row.declared == 0:
-        zero = law.name == "zeros"
-        says = f"{kind if kind == 'bias' else matrix.role} {name} is {value_in_words(law)}, declared 0"
-        yield Test(kind, name, zero, says, names=(name,))
-    elif law.size < FEWEST:
-        if recipe.named(matrix.array) is None:
-            yield Test("untested", name, None, f"σ of {name}: {law.size} entries", names=(name,))
-    elif law.sd == 0:
-        says = f"{matrix.role} {name} is {value_in_words(law)}"
-        yield Test(kind, name, passed=False, says=says, names=(name,))
-    elif not known:
-        log_ratio = math.log(row.ratio)
-        passed = not differs(log_ratio, row.error, z)
-        yield Test(kind, name, passed, _says([row], log_ratio, row.error), "", (name,), row.ratio, row.error)
+def _values(rows: Sequence[Row], account: Account) -> Iterator[Test]:
+    """Parameters that are declared with their values."""
+    for row in rows:
+        matrix, law, name = row.matrix, row.law, row.matrix.name
+        if row.by is None or row.by.sd or law.name == "not finite" or not law.size or matrix.role == "mask":
+            continue
+        values = row.by.mean if row.by.values is None else row.by.values
+        array = account.parameters[name if np.isscalar(values) else matrix.array]
+        near = bool(np.allclose(array.entries(), values, rtol=_rounding(array), atol=1e-7))
+        role = "" if matrix.role == "other" else f"{matrix.role} "
+        topic = row.topic if matrix.linear or matrix.role == "bias" else "value"
+        yield Test(
+            topic, name, near, f"{role}{name} is {value_in_words(law)}, declared {_shown(values)}", names=(name,)
+        )
 
 
-def _laws(rows: list[Row], z: float) -> Iterator[Test]:
-    """Means, which are declared 0, and laws."""
+def _laws(rows: Sequence[Row], z: float) -> Iterator[Test]:
+    """Means, and laws."""
     for row in rows:
         law, name = row.law, row.matrix.name
-        if not row.declared or not law.sd > 0 or row.matrix.role == "bias":
+        if row.by is None or not row.by.sd or not law.sd > 0 or row.matrix.role in ("bias", "norm", "norm bias"):
             continue
-        offset = abs(law.mean) / law.sd
-        centred = offset - z / math.sqrt(law.seen) < ALIKE or bool(row.declared_error)
-        yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
-        if row.declared_law is not None and law.seen >= 256:
-            says = f"{name} is {law.name}, declared {row.declared_law}"
-            yield Test("law", name, _follows(law, row.declared_law), says, names=(name,))
+        if law.seen >= 256:
+            offset = abs(law.mean - row.by.mean) / law.sd
+            centred = offset - z / math.sqrt(law.seen) < ALIKE or bool(row.by.error)
+            yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
+        if row.by.law is not None and law.seen >= 256:
+            says = f"{name} is {law.name}, declared {row.by.law}"
+            yield Test("law", name, _follows(law, row.by.law), says, names=(name,))
 
 
 def _follows(law: Law, declared: str) -> bool:
@@ -208,9 +250,9 @@ def _follows(law: Law, declared: str) -> bool:
     return law.name == declared
 
 
-def _of_unknown_layout(rows: list[Row], recipe: Recipe) -> Iterator[Test]:
+def _of_unknown_layout(rows: Sequence[Row], recipe: Recipe) -> Iterator[Test]:
     for row in rows:
-        if len(row.matrix.roles) > 1 and row.declared is None and recipe.sd(row.matrix) is not None:
+        if len(row.matrix.roles) > 1 and row.by is None and recipe.sd(row.matrix) is not None:
             says = f"σ of {row.matrix.name}: {', '.join(row.matrix.roles)} are in one array of unknown layout"
             yield Test("untested", row.matrix.name, None, says, names=(row.matrix.name,))
 
@@ -222,89 +264,6 @@ def some(names: list[str]) -> str:
 
 def value_in_words(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
-
-
-def tests_of_named(account: Account, laws: Mapping[str, Law], recipe: Recipe, rows: Sequence[Row]) -> Iterator[Test]:
-    """Tests of what is declared of a parameter by its name, and is not tested by its role.
-
-    Parameters of few entries are pooled over layers.
-    """
-    done = {row.matrix.array for row in rows if row.declared is not None and row.law.size >= FEWEST}
-    arrays = account.graph.record.parameters
-    norms = {matrix.array for matrix in account.matrices.values() if matrix.role in ("norm", "norm bias")}
-    groups: dict[str, list[tuple[str, Declared]]] = {}
-    count = 0
-    for name, parameter in arrays.items():
-        declared = recipe.named(name)
-        if declared is None or name in done or not parameter.size or parameter.masks:
-            continue
-        if name in norms and declared.sd > 0:
-            continue  # a glob of matrices that also matches gains
-        count += 1
-        few = parameter.size < 256
-        groups.setdefault(pattern_of(name) if few else name, []).append((name, declared))
-    z = critical(2 * count + 30)
-    for own in groups.values():
-        yield from _of_names(own, arrays, laws, z)
-
-
-def _of_names(
-    own: list[tuple[str, Declared]], arrays: Mapping[str, Parameter], laws: Mapping[str, Law], z: float
-) -> Iterator[Test]:
-    drawn = []
-    for name, declared in own:
-        law, x = laws[name], arrays[name].entries()
-        if law.name == "not finite":
-            continue
-        if declared.sd == 0 or declared.values is not None:
-            values = declared.mean if declared.values is None else declared.values
-            near = bool(np.allclose(x, values, rtol=_rounding(arrays[name]), atol=1e-7))
-            says = f"{name} is {value_in_words(law)}, declared {_shown(values)}"
-            yield Test("value", name, near, says, names=(name,))
-        else:
-            drawn.append((name, declared, x))
-    yield from _of_few(drawn, z)
-    if not drawn:
-        return
-    names, size = tuple(name for name, _, _ in drawn), sum(len(x) for _, _, x in drawn)
-    what = names[0] if len(names) == 1 else pattern_of(names[0])
-    found, declared = (np.concatenate(parts) for parts in zip(*[_scaled(d, x) for _, d, x in drawn], strict=True))
-    sd, expected = (float(np.sqrt(np.square(part).mean())) for part in (found, declared))
-    constant = size > 1 and found.std() < 1e-6 * expected
-    if size < FEWEST and not constant:
-        yield Test("untested", what, None, f"{what}: {size} entries, which are drawn", names=names)
-        return
-    log_ratio = math.log(sd / expected) if sd else -math.inf
-    error = math.hypot(*(_error(part) for part in (found, declared) if len(part) > 1))
-    wrong = constant or differs(log_ratio, error, z)
-    says = f"σ of {what} is {sd / expected:.3g} ± {sd / expected * error:.2g} times"
-    if constant:
-        says = f"{what} is {value_in_words(laws[names[0]])}, where entries are drawn"
-    yield Test("σ", what, not wrong, says, "", names, sd / expected, error)
-
-
-def _of_few(drawn: list[tuple[str, Declared, np.ndarray]], z: float) -> Iterator[Test]:
-    """Single parameters of few normal entries by the exact law of their sum of squares."""
-    for name, declared, x in drawn:
-        if len(x) < FEWEST and declared.law == "normal":
-            total = float(np.square((x - declared.mean) / declared.sd).sum())
-            tails = stats.chi2.sf(total, len(x)), stats.chi2.cdf(total, len(x))
-            says = f"{name} has entries up to {np.abs(x).max():.3g}, declared σ {declared.sd:.3g}"
-            yield Test("σ", name, bool(min(tails) > stats.norm.sf(z)), says, names=(name,))
-
-
-def _scaled(declared: Declared, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Entries and what they are compared with, over their declared mean and σ."""
-    if declared.sample is None:
-        return (x - declared.mean) / declared.sd, np.ones(1)
-    middle, sd = declared.sample.mean(), declared.sample.std() or 1.0
-    return (x - middle) / sd, (declared.sample - middle) / sd
-
-
-def _error(x: np.ndarray) -> float:
-    """Standard deviation of the logarithm of a root mean square."""
-    kurtosis = float((x**4).mean() / np.square(x).mean() ** 2 - 3) if len(x) >= 256 else 0.0
-    return math.sqrt(max(2 + kurtosis, 0.05) / (4 * len(x)))
 
 
 def _rounding(parameter: Parameter) -> float:

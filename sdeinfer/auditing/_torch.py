@@ -14,8 +14,20 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._operations import MOVES, PIECES, SUMS, contracted, convolved, multiplied, names_of, node_of
-from sdeinfer.auditing._record import Node, Parameter, Record, about
+from sdeinfer.auditing._record import (
+    MOVES,
+    PIECES,
+    SUMS,
+    Node,
+    Parameter,
+    Record,
+    about,
+    contracted,
+    convolved,
+    multiplied,
+    names_of,
+    node_of,
+)
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""

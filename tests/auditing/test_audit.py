@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.internals import (
+    Declared,
     Graph,
     Law,
     Node,
@@ -94,8 +95,9 @@ def test_the_level_is_that_of_all_tests_together():
 def test_a_pooled_ratio_is_that_of_all_entries():
     """Of 400 and 1,200 entries that are normal and 10 % and 20 % too large: the error of 1,600."""
     matrix = si.auditing.Matrix("up", 64, 64, 64, 3)
-    own = [Row(matrix, Law(n, n, 0.0, x, 0.0, 3.0, "normal"), 1.0, "normal") for n, x in ((400, 1.1), (1200, 1.2))]
-    expected = (math.log(1.1) + 3 * math.log(1.2)) / 4, 1 / math.sqrt(2 * 1600)
+    one = Declared(0.0, 1.0)
+    own = [Row(matrix, Law(n, n, 0.0, x, 0.0, 3.0, "normal"), one) for n, x in ((400, 1.1), (1200, 1.2))]
+    expected = math.log((1.1**2 + 3 * 1.2**2) / 4) / 2, 1 / math.sqrt(2 * 1600)
     assert pooled_ratio(own) == pytest.approx(expected)
 
 

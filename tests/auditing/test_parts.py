@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.internals import Law, Node, Parameter, Places, Row, places_of
+from helpers.internals import Declared, Law, Node, Parameter, Places, Row, places_of
 
 import sdeinfer as si
 
@@ -55,5 +55,5 @@ def test_arrays_are_cut_where_their_layout_is_known(shape, columns, labels):
 def test_the_error_of_a_ratio_has_both_errors():
     matrix = si.auditing.Matrix("up", 64, 64, 64, 3)
     law = Law(800, 800, 0.0, 1.1, 0.0, 3.0, "normal")
-    row = Row(matrix, law, 1.0, "normal", declared_error=0.04)
+    row = Row(matrix, law, Declared(0.0, 1.0, "normal", error=0.04))
     assert row.error == pytest.approx(math.sqrt(1 / 1600 + 0.04**2))

@@ -6,9 +6,10 @@ from sdeinfer._map_reduce import map_chunks, reduce_chunks
 from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
 from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
+from sdeinfer.auditing._account import Places, places_of
 from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
-from sdeinfer.auditing._parts import Places, places_of
+from sdeinfer.auditing._recipe import Declared
 from sdeinfer.auditing._record import Node, Parameter, Record
 from sdeinfer.auditing._stream import streams_of
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio

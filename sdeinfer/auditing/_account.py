@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._graph import Graph, Source
+from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node, Parameter, Record
-from sdeinfer.auditing._stream import Link
+from sdeinfer.auditing._stream import Link, Logits
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""
 
-TRANSPOSES = ("t", "transpose", "permute", "swapaxes", "movedim")
+IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer output, router, reads, inner".split(", ")
+"""Roles of matrices in layers, of which rules of fan-in and fan-out speak."""
 
 NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "scale", "mask", "other")
 """Roles of what inputs are not multiplied by as by a matrix."""
@@ -104,31 +106,6 @@ class Matrix:
         return self.role not in NOT_LINEAR
 
 
-@dataclasses.dataclass(frozen=True)
-class Logits:
-    """One attention: the factor c of q kᵀ before softmax, d_k, and a factor of the probabilities after it.
-
-    Attributes:
-        factor: c.
-        head_size: d_k.
-        layer: number of its layer.
-        normed: whether queries or keys are normed.
-        both: whether both are.
-        after: the factor of the probabilities.
-        over: "keys", or "queries" if these are what the probabilities sum to 1 over; "" where it was not seen.
-        heads: number of heads; 1 where it is not seen.
-    """
-
-    factor: float
-    head_size: int
-    layer: int | None
-    normed: bool
-    after: float
-    both: bool = False
-    over: str = ""
-    heads: int = 1
-
-
 @dataclasses.dataclass(eq=False)
 class Account:
     """The books of a pass.
@@ -160,6 +137,16 @@ class Account:
     def width(self) -> int:
         """The width n of the longest stream."""
         return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
+
+    def plain_source(self, array: str) -> Source | None:
+        """A writer's output in the sum; None for other arrays, or where a norm or a parameter is between."""
+        sources = [source for _, source in self.writers.get(array, ())]
+        return sources[0] if sources and sources[0].plain else None
+
+    def writer_factor(self, array: str, multiplier: float | None = 1.0) -> float:
+        """The factor of a writer's output over the declared one; 1 where a norm or a parameter is between."""
+        source = self.plain_source(array)
+        return source.factor / multiplier if source and source.factor and multiplier else 1.0
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -216,7 +203,7 @@ def _outputs_first(product: Node, parameter: Parameter) -> bool:
         return inputs in sizes and not (outputs in sizes and parameter.shape[-1] == outputs)
     first, node = not product.about.get("outputs_last", True), product.about["weight"]
     while node.inputs:
-        first ^= node.operation in TRANSPOSES
+        first ^= is_a(node.operation, "transpose")
         node = node.inputs[0]
     return first
 

@@ -10,16 +10,16 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._auto import automatic, configured_sd
-from sdeinfer.auditing._books import Books, books_from, books_of, made, record_of
+from sdeinfer.auditing._books import Books, books_from, books_of, record_of
 from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._facts import FAILS, facts_of, unreached
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
+from sdeinfer.auditing._models import made
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
-from sdeinfer.auditing._recipe import Recipe, of_rules
+from sdeinfer.auditing._recipe import Recipe, of_rules, unmatched
 from sdeinfer.auditing._recipes import RECIPES
-from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows, unmatched
-from sdeinfer.auditing._words import words_of
+from sdeinfer.auditing._result import Audit, words_of
+from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows
 
 OF_CODE = ("factor", "stream", "logits", "reading", "unused", "unlike", "series")
 """Topics of what the code of a model's class may do without saying so in its configuration."""
@@ -76,7 +76,7 @@ def audit(
     reference = None if like is None else made(like, seed)
     other = None if reference is None else books_of(reference, inputs)
     rule = recipe_of(recipe, network) if other is None else as_found(other, books.account)
-    if isinstance(recipe, Mapping) and (key := next(unmatched(recipe, books.account), None)) is not None:
+    if isinstance(recipe, Mapping) and (key := unmatched(recipe, books.account)) is not None:
         roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
         raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
     more = [] if other is None else [*other_roles(books, other), *other_outputs(reference, books, other)]
@@ -149,7 +149,7 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
     failed = [test for test in tests if test.passed is False and test.topic in OF_CODE]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
-    from sdeinfer.auditing._library import twin_of
+    from sdeinfer.auditing._auto import twin_of
 
     try:
         other = twin_of(network)

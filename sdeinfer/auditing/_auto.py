@@ -1,14 +1,30 @@
-"""The recipe "auto": a model's own configuration, and the code of its class. Tests: `tests/auditing/test_audit.py`."""
+"""The recipe "auto": what a model's own configuration and the code of its class declare.
 
+`_init_weights` of transformers is run on fresh twins of a model. Tests: `tests/auditing/test_torch_audit.py`.
+"""
+
+import contextlib
+import copy
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
+from scipy.stats import truncnorm
 
 from sdeinfer.auditing._account import Logits, Matrix
 from sdeinfer.auditing._inputs import text_part
-from sdeinfer.auditing._recipe import Recipe
+from sdeinfer.auditing._law import law_of
+from sdeinfer.auditing._models import named
+from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._recipes import SD, normal
+from sdeinfer.auditing._record import Parameter
+
+LARGEST = 200_000_000
+"""Number of parameters up to which twins get memory; of larger models only calls of initialisers are read."""
 
 
 def automatic(model: Any) -> Recipe | None:
@@ -17,30 +33,28 @@ def automatic(model: Any) -> Recipe | None:
     kind = getattr(config, "model_type", None)
     if config is None or not isinstance(kind, str):
         return None
-    from sdeinfer.auditing._library import declared_by
-
-    text, named = text_part(config), declared_by(model)
+    text, by_name = text_part(config), declared_by(model)
     base = normal(_sd(config, text))
 
     def gain(matrix: Matrix) -> float | None:
-        found, usual = named.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
+        found, usual = by_name.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
         if found is None:
-            return usual if not named or not matrix.array else None
+            return usual if not by_name or not matrix.array else None
         return found.mean if found.sd == 0 and found.values is None else usual if matrix.role == "norm" else None
 
     def layer_scale(matrix: Matrix) -> float | None:
-        return None if named else _number(config, "layerscale_value", "layer_scale_init_value")
+        return None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")
 
     recipe = Recipe(
-        f"{'`_init_weights`' if named else 'normal, the configuration'} of {kind}",
+        f"{'`_init_weights`' if by_name else 'normal, the configuration'} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
-        (lambda matrix: None) if named else base.sd,
-        (lambda matrix: None) if named else base.bias_sd,
-        (lambda matrix: None) if named else base.law,
+        (lambda matrix: None) if by_name else base.sd,
+        (lambda matrix: None) if by_name else base.bias_sd,
+        (lambda matrix: None) if by_name else base.law,
         embedding=_embedding(text),
         layer_scale=layer_scale,
         logits=_logits(text),
-        named=named.get,
+        named=by_name.get,
         causal=_causal(model, config),
         gain=gain,
     )
@@ -109,5 +123,128 @@ def _causal(model: Any, config: Any) -> bool | None:
     own = [bool(each) for module in model.modules() if isinstance(each := getattr(module, "is_causal", None), bool)]
     if own:
         return True if all(own) or getattr(config, "is_decoder", False) else None
-    named = "ForCausalLM" in type(model).__name__
-    return True if getattr(config, "is_decoder", named) else None
+    decoder = "ForCausalLM" in type(model).__name__
+    return True if getattr(config, "is_decoder", decoder) else None
+
+
+def twin_of(model: Any, seed: int = 1) -> Any:
+    """Another model of the same class and configuration, as its library initialises it."""
+    torch = sys.modules["torch"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return type(model)(copy.deepcopy(model.config))
+
+
+def declared_by(model: Any) -> dict[str, Declared]:
+    """Each parameter's law by the last call of an initialiser, or its values, or another draw of them."""
+    init, torch = sys.modules.get("transformers.initialization"), sys.modules["torch"]
+    if init is None:
+        return {}
+    own = named(model.named_parameters(remove_duplicate=False))
+    small = sum(each.numel() for each in own.values()) <= LARGEST
+    calls: dict[int, Declared | None] = {}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if small else "meta"), _recorded(init, calls):
+            torch.manual_seed(1)
+            first = type(model)(_untied(model.config))
+            for module in first.modules():
+                module._is_hf_initialized = False
+            first.initialize_weights()
+    except Exception:
+        return {}
+    firsts = {name: each for name, each in first.named_parameters() if name in own and own[name].shape == each.shape}
+    found = {name: calls.get(id(each)) for name, each in firsts.items()}
+    left = [name for name, each in found.items() if each is None]
+    if small and left:
+        found |= _compared(firsts, model, left)
+    return {name: each for name, each in found.items() if each}
+
+
+def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, Declared]:
+    """Parameters that no initialiser was called for: those of two twins are equal, or two draws."""
+    from sdeinfer.auditing._torch import parameter_of
+
+    seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))
+    found = {}
+    for name in left:
+        one, other = (parameter_of(each[name]).entries() for each in (firsts, seconds))
+        if not (np.isfinite(one).all() and np.isfinite(other).all() and one.shape == other.shape):
+            continue
+        if np.allclose(one, other, rtol=1e-6, atol=1e-12):
+            found[name] = Declared(float(one.mean()), 0.0, "constant", values=one)
+        else:
+            law = law_of(Parameter((2 * len(one),), np.concatenate([one, other]).__getitem__))
+            found[name] = Declared(law.mean, law.sd, error=law.error)
+    return found
+
+
+def _untied(config: Any) -> Any:
+    """A configuration whose embedding and head are two tensors, as they are when they are initialised."""
+    config = copy.deepcopy(config)
+    for part in (config, *(each for each in vars(config).values() if hasattr(each, "model_type"))):
+        if getattr(part, "tie_word_embeddings", False):
+            part.tie_word_embeddings = False
+    return config
+
+
+@contextlib.contextmanager
+def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
+    """Initialisers that also note what they do."""
+    kept: list[Any] = []  # so that no other tensor gets the number of one that was freed
+    names = [name for name in (*init.TORCH_INIT_FUNCTIONS, "copy_") if hasattr(init, name)]
+    originals = {name: getattr(init, name) for name in names}
+
+    def recorder(name: str) -> Any:
+        signature = inspect.signature(originals[name])
+
+        def record(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            tensor = bound.arguments["tensor"]
+            kept.append(tensor)
+            base = tensor._base
+            if base is None or base.shape == tensor.shape:
+                calls[id(tensor if base is None else base)] = _law(name, tensor, bound.arguments)
+            elif name != "zeros_":  # a part of a matrix; a row of zeros is that of padding
+                calls[id(base)] = None
+            return originals[name](*args, **kwargs)
+
+        return record
+
+    try:
+        for name in names:
+            setattr(init, name, recorder(name))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(init, name, original)
+
+
+def _law(name: str, tensor: Any, of: dict[str, Any]) -> Declared | None:
+    torch = sys.modules["torch"]
+    fans = {"fan_in": 1.0, "fan_out": 1.0}
+    if tensor.dim() > 1:
+        fans = dict(zip(fans, torch.nn.init._calculate_fan_in_and_fan_out(tensor), strict=True))
+    law = "uniform" if "uniform" in name else "normal"
+    match name:
+        case "zeros_":
+            return Declared(0.0, 0.0, "constant")
+        case "ones_" | "constant_":
+            return Declared(float(of.get("val", 1.0)), 0.0, "constant")
+        case "normal_":
+            return Declared(float(of["mean"]), float(of["std"]), law)
+        case "uniform_":
+            return Declared((of["a"] + of["b"]) / 2, (of["b"] - of["a"]) / math.sqrt(12), law)
+        case "trunc_normal_" if of["std"] > 0:
+            low, high = ((of[end] - of["mean"]) / of["std"] for end in ("a", "b"))
+            cut = float(truncnorm.std(low, high))
+            return Declared(float(of["mean"]), of["std"] * cut, "truncated" if high < 5 else law)
+        case "xavier_uniform_" | "xavier_normal_":
+            return Declared(0.0, of["gain"] * math.sqrt(2 / sum(fans.values())), law)
+        case "kaiming_uniform_" | "kaiming_normal_":
+            gain = torch.nn.init.calculate_gain(of["nonlinearity"], of["a"])
+            return Declared(0.0, gain / math.sqrt(fans[of["mode"]]), law)
+        case "orthogonal_":
+            rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
+            return Declared(0.0, of["gain"] / math.sqrt(max(rows, columns)), "orthogonal")
+    return None

@@ -1,27 +1,36 @@
-"""All that an audit reads of a network: a pass, the laws of its parameters, and a second pass with a token changed.
+"""All that an audit reads of a network: a pass, the laws of its parameters, and a second one with a token changed.
 
 Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
 import functools
-import inspect
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer._seeds import of_seed
 from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._dependences import Dependences, changed, dependences_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import Inputs, argument_names, as_tensor, bound, candidates, needed
+from sdeinfer.auditing._inputs import Inputs, argument_names, as_tensor, bound, candidates, mapped, needed
 from sdeinfer.auditing._law import Law, law_of
+from sdeinfer.auditing._models import argument_names_of, is_torch, require_model
 from sdeinfer.auditing._readings import BranchNorms, Reading, norms_of, readings_of
-from sdeinfer.auditing._record import Record
+from sdeinfer.auditing._record import Node, Record
 from sdeinfer.auditing._roles import account_of
+from sdeinfer.auditing._stream import Link, streams_of
+
+ROUNDING = 3e-6
+"""Relative difference of a row's mean square up to which two passes differ by rounding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dependences:
+    """Whether tokens are independent of later ones, and items of each other; None where it was not seen."""
+
+    causal: bool | None = None
+    first: str = ""
+    leaks: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +85,7 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
         except Exception as error:
             raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
     if not is_torch(network):
-        _require_model(network)
+        require_model(network)
         raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
     errors = []
     for given in candidates(network):
@@ -94,16 +103,8 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
 def _bound(network: Any, inputs: Any) -> Inputs:
     if is_torch(network):
         return bound(inputs, argument_names(network.forward), functools.partial(as_tensor, module=network))
-    from sdeinfer.auditing._jax_models import argument_names_of
-
-    _require_model(network)
-    return bound(inputs, argument_names_of(network), np.asarray)
-
-
-def _require_model(network: Any) -> None:
-    from sdeinfer.auditing._jax_models import require_model
-
     require_model(network)
+    return bound(inputs, argument_names_of(network), np.asarray)
 
 
 def _line(error: Exception) -> str:
@@ -111,45 +112,100 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[0][:120]}"
 
 
-def made(model: Any, seed: int) -> Any:
-    """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
-    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type)):
-        model = _made(model, seed)
-    if not is_torch(model):
-        return model
-    from sdeinfer.auditing._torch import unwrapped
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Inputs whose last item has one token, or the lower half of an image, changed; and the number of items."""
 
-    return unwrapped(model)
+    inputs: Inputs
+    items: int
 
 
-def _made(make: Any, seed: int) -> Any:
-    names = inspect.signature(make).parameters
-    if "key" in names:
-        return make(key=sys.modules["jax"].random.key(seed))
-    if "rngs" in names:
-        return make(rngs=sys.modules["flax.nnx"].Rngs(seed))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(seed)
-    return of_seed(make, seed)
+def changed(inputs: Inputs) -> Change | None:
+    """Change a part of the main input; None if there is one item of one token, or no array."""
+    leaves: list[Any] = []
+    mapped(inputs, lambda value: leaves.append(value) if getattr(value, "ndim", 0) > 1 else None)
+    main = next((inputs[1][name] for name in ("decoder_input_ids", "input_ids") if name in inputs[1]), None)
+    main = main if getattr(main, "ndim", 0) > 1 else next(iter(leaves), None)
+    if main is None:
+        return None
+    other = main.clone() if hasattr(main, "clone") else np.array(main)
+    items, tokens, *_ = main.shape
+    whole = "int" in str(main.dtype)
+    if main.ndim == 2 and not whole and items > 2:  # one item of several vectors
+        other[items // 2] = main[0]
+        items = 1
+    elif (main.ndim == 3 or (main.ndim == 2 and whole)) and tokens > 1:
+        other[-1, tokens // 2] = main[0, 0]
+    elif main.ndim > 3:
+        other[-1, ..., main.shape[-2] // 2 :, :] = main[0, ..., main.shape[-2] // 2 :, :] * 0.5
+    elif items < 2:
+        return None
+    else:
+        other[-1] = main[0] if whole else main[0] * 0.5
+    return Change(mapped(inputs, lambda value: other if value is main else value), items)
 
 
-def is_torch(model: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
+def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
+    """Compare the streams of a pass with those of a second one: which rows differ at the start, and which later."""
+    seconds = _seconds(account, record)
+    if seconds is None or not account.streams:
+        return Dependences()
+    leaks = False
+    found = Dependences()
+    for chain in account.streams:
+        start, *sums = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
+        differ = [each for each in sums if each is not None]
+        if len(differ) < len(sums):
+            return Dependences()
+        leaks = leaks or any(bool(each[:-1].any()) for each in differ)
+        if start is not None and start.any():
+            found = _of_stream(chain, start, differ)
+    return found if found.leaks is not None else Dependences(leaks=leaks)
 
 
-def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
-    """A model with these arrays in its parameters: of PyTorch the same object, of JAX a new one."""
-    if not is_torch(network):
-        from sdeinfer.auditing._jax_models import replaced
+def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
+    first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
+    seen = 0 < first < start.shape[1]
+    leaks = False
+    for link, differs in zip(chain, sums, strict=True):
+        if differs.shape != start.shape:
+            continue
+        others = differs[:-1]
+        turned = others.any() and not others[:, ~start[-1]].any()  # the first axis is that of tokens
+        if seen and (differs[-1, :first].any() or turned):
+            return Dependences(causal=False, first=f"layer {link.layer}", leaks=leaks)
+        leaks = leaks or bool(others.any())
+    return Dependences(causal=True if seen else None, leaks=leaks)
 
-        return replaced(network, new)
-    from sdeinfer.auditing._torch import named
 
-    torch = sys.modules["torch"]
-    parameters = named(network.named_parameters(remove_duplicate=False))
-    with torch.no_grad():
-        for name, values in new.items():
-            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
-    return network
+def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:
+    """Which rows of a state differ between two passes, by item and token; None if they cannot be compared."""
+    a, b = (None if each is None else each.rows for each in (state, second))
+    if state is None or a is None or b is None or a.shape != b.shape or not np.isfinite(a).all() or a.size % items:
+        return None
+    differ = np.abs(a - b) > ROUNDING * (np.abs(a) + np.abs(b)) / 2 + 1e-30
+    tokens_first = state.shape[0] != items and state.shape[1:2] == (items,)
+    return differ.reshape(-1, items).T if tokens_first else differ.reshape(items, -1)
+
+
+def _states(graph: Graph, chain: list[Link]) -> list[Node]:
+    """The stream before its first sum, and before a norm there, which hides how large a row was; and all sums."""
+    first = chain[0]
+    node = next(side for side in first.sum.inputs if graph.term(side).origin is first.skip.origin)
+    while node.inputs and (node.kind == "norm" or node.rows is None):
+        node = node.inputs[0]
+    return [node, *(link.sum for link in chain)]
+
+
+def _seconds(account: Account, record: Record) -> dict[int, Node] | None:
+    """The states of the streams in a second pass by their numbers in the first; None if the streams are others."""
+    graph = account.graph
+    states = [state for chain in account.streams for state in _states(graph, chain)]
+    if len(graph.record.nodes) == len(record.nodes):
+        return {state.number: record.nodes[state.number] for state in states}
+    # A first pass may make what later ones keep.
+    other = Graph(record)
+    seconds = [state for chain in streams_of(other) for state in _states(other, chain)]
+    if [state.shape for state in states] != [state.shape for state in seconds]:
+        return None
+    return {state.number: second for state, second in zip(states, seconds, strict=True)}

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._dependences import Dependences
-from sdeinfer.auditing._graph_facts import facts_of_graph, failed, in_layer, layers_by_name, parameter_before
+from sdeinfer.auditing._books import Dependences
+from sdeinfer.auditing._graph_facts import facts_of_graph, failed, in_layer, layers_by_name, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_blocks
 from sdeinfer.auditing._readings import BranchNorms, Reading
-from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some, writer_factor
+from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some
 
 FAILS = {
     "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
@@ -116,7 +116,7 @@ def _dropout(account: Account) -> Iterator[Test]:
     nodes = account.graph.record.nodes
     for node in nodes:
         if node.about.get("dropout") is True or (node.operation == "native_dropout" and node.kind == "random"):
-            says = f"dropout runs in evaluation mode (after {parameter_before(account, node.number)})"
+            says = f"dropout runs in evaluation mode ({parameter_near(account, node.number)})"
             yield failed("dropout", node.operation, says)
             return
     if any(node.kind == "random" for node in nodes):
@@ -145,7 +145,7 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
     for (role, *_), names in groups.items():
         if len(names) < 3:
             continue
-        logs = np.array([math.log(laws[n].sd * abs(writer_factor(account, account.matrices[n].array))) for n in names])
+        logs = np.array([math.log(laws[n].sd * abs(account.writer_factor(account.matrices[n].array))) for n in names])
         errors = np.array([laws[name].error for name in names])
         away = logs - np.median(logs)
         odd = [k for k in range(len(names)) if differs(away[k], errors[k], z)]

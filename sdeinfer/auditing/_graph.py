@@ -7,11 +7,10 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from sdeinfer.auditing._record import PIECES, Node, Record
+from sdeinfer.auditing._operations import is_a
+from sdeinfer.auditing._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
-
-REDUCTIONS = ("sum", "mean", "reduce_sum", "var", "linalg_vector_norm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Graph:
                 through |= self.through[each.number]
             if node.kind in PRODUCTS:
                 through |= reach
-            if not node.fixed and node.kind != "scale" and (node.kind != "view" or node.operation in PIECES):
+            if not node.fixed and node.kind != "scale" and (node.kind != "view" or is_a(node.operation, "piece")):
                 reach |= 1 << node.number
             self.reach.append(reach)
             self.through.append(through)
@@ -92,7 +91,7 @@ class Graph:
         """Whether a function of a tensor is one number a row: a sum over an axis is on the way to it."""
         for _ in range(8):
             fewer = any(n > 1 and m == 1 for n, m in zip(whole.shape[::-1], node.shape[::-1], strict=False))
-            if fewer or len(node.shape) < len(whole.shape) or node.operation in REDUCTIONS:
+            if fewer or len(node.shape) < len(whole.shape) or is_a(node.operation, "reduction"):
                 return True
             if not node.inputs or node is whole:
                 return False
@@ -101,15 +100,15 @@ class Graph:
 
     def _of_length(self, node: Node) -> bool:
         """Whether a tensor follows from lengths, and not from mean squares."""
-        while node.inputs and node.operation not in REDUCTIONS:
+        while node.inputs and not is_a(node.operation, "reduction"):
             node = node.inputs[0]
         return node.operation == "linalg_vector_norm"
 
     def _whole(self, node: Node) -> Node:
         """The origin of a tensor, or the piece of it that it is."""
-        while node.kind in ("view", "scale") and node.operation not in PIECES:
+        while node.kind in ("view", "scale") and not is_a(node.operation, "piece"):
             node = node.inputs[0]
-        return node if node.operation in PIECES else self.term(node).origin
+        return node if is_a(node.operation, "piece") else self.term(node).origin
 
     def roots(self, node: Node) -> list[Node]:
         """The nodes without inputs that a node follows from, through operations on entries."""

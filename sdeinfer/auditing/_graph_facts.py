@@ -38,10 +38,16 @@ def failed(topic: str, what: str, says: str, *names: str) -> Test:
     return Test(topic, what, passed=False, says=says, names=names)
 
 
-def parameter_before(account: Account, number: int) -> str:
-    """The last parameter that a tensor of the pass before this one used."""
-    names = [node.parameters[0] for node in account.graph.record.nodes[:number] if node.parameters and not node.fixed]
-    return names[-1] if names else "the input"
+def parameter_near(account: Account, number: int) -> str:
+    """Where in a pass a tensor is, by the parameters that were used around it."""
+    names = [
+        (node.number < number, node.parameters[0])
+        for node in account.graph.record.nodes
+        if node.parameters and not node.fixed
+    ]
+    before = [name for is_before, name in names if is_before]
+    after = [name for is_before, name in names if not is_before]
+    return f"after {before[-1]}" if before else f"before {after[0]}" if after else "at the input"
 
 
 def _inverse_norms(account: Account) -> Iterator[Test]:
@@ -57,13 +63,8 @@ def _inverse_norms(account: Account) -> Iterator[Test]:
         if x.std() > 0.01 and ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum() > 1.5:
             wrong.append(node)
     if wrong:
-        name = wrong[0].parameters[0] if wrong[0].parameters else f"before {_parameter_after(account, wrong[0].number)}"
+        name = wrong[0].parameters[0] if wrong[0].parameters else parameter_near(account, wrong[0].number)
         yield failed("norm", name, f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)")
-
-
-def _parameter_after(account: Account, number: int) -> str:
-    following = account.graph.record.nodes[number:]
-    return next((node.parameters[0] for node in following if node.parameters and not node.fixed), "the output")
 
 
 def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
@@ -124,8 +125,7 @@ def _series(account: Account) -> Iterator[Test]:
         one, other = (graph.term(side) for side in node.inputs)
         in_stream = any(_alike(node, chain[-1].sum) for chain in account.streams)
         if in_stream and one.origin is other.origin and one.factor == other.factor:
-            place = parameter_before(account, node.number)
-            yield failed("series", "itself", f"a tensor is added to itself (after {place})")
+            yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
             return
     for link in links:
         if link.branch.factor * link.skip.factor < 0:

@@ -4,28 +4,14 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._jax_models import function_of
-from sdeinfer.auditing._record import (
-    MOVES,
-    PIECES,
-    SUMS,
-    Node,
-    Parameter,
-    Record,
-    about,
-    contracted,
-    convolved,
-    node_of,
-)
-
-INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-"""Parameters in which primitives that call a function have its jaxpr."""
+from sdeinfer.auditing._models import function_of
+from sdeinfer.auditing._operations import is_a, of_jax
+from sdeinfer.auditing._record import Node, Parameter, Record, about
 
 
 def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
@@ -136,23 +122,23 @@ class _Walk:
         if primitive.name == "cond":
             branch = parameters["branches"][int(values[0])]
             return self.run(*_opened(branch), nodes[1:], values[1:])
-        inner = next((parameters[key] for key in INNER if key in parameters), None)
+        inner = next((parameters[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in parameters), None)
         if inner is not None and primitive.name != "while":
             return self.run(*_opened(inner), nodes, values)
         returned = primitive.bind(*values, **parameters)
         found = []
         for place, value in enumerate(returned if primitive.multiple_results else [returned]):
-            node = _node(primitive.name, parameters, nodes, tuple(np.shape(value)))
+            node = of_jax(primitive.name, parameters, nodes, tuple(np.shape(value)))
             random = str(value.dtype).startswith("key<")
             if node.fixed and not random:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
                 node.about |= about(np.asarray(value)) if small else {}
-            elif (node.kind != "view" or primitive.name in PIECES) and not random:
+            elif (node.kind != "view" or is_a(primitive.name, "piece")) and not random:
                 node.rows = _rows(value)
             if node.kind == "contraction":
                 axes, _ = parameters["dimension_numbers"]
                 node.about["sums"] = [_sums(each, own) for each, own in zip(values, axes, strict=True)]
-            if node.kind == "view" and not node.fixed and (primitive.name in MOVES or primitive.name == "split"):
+            if node.kind == "view" and not node.fixed and is_a(primitive.name, "move"):
                 node.moved = functools.partial(_again, equation, place)
             found.append((self.add(node), value))
         return found
@@ -213,29 +199,3 @@ def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | Non
     sums = x.sum(axes)
     other = x.sum(x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
     return float(sums.min()), float(sums.max()), float(np.abs(other - 1).max())
-
-
-def _node(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
-    live = tuple(node for node in inputs if not node.fixed)
-    if live and name == "dot_general":
-        (left_axes, right_axes), (left_batch, right_batch) = parameters["dimension_numbers"]
-        left, right = inputs
-        weight, axes, batch = (
-            (right, right_axes, right_batch) if right.fixed and right.parameters else (left, left_axes, left_batch)
-        )
-        inner = math.prod(weight.shape[axis] for axis in axes)
-        outer = math.prod(n for axis, n in enumerate(weight.shape) if axis not in {*axes, *batch})
-        last = max(axes, default=0) < len(weight.shape) - 1
-        return contracted(left, right, shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": last})
-    if live and name == "conv_general_dilated":
-        weight, groups = inputs[1], parameters["feature_group_count"]
-        out, read, *_ = parameters["dimension_numbers"].rhs_spec
-        area = math.prod(weight.shape) // (weight.shape[out] * weight.shape[read])
-        sizes = {"fan_in": weight.shape[read] * area, "fan_out": weight.shape[out] * area, "groups": groups}
-        return convolved(weight, live, shape, name, sizes)
-    if name in SUMS:
-        inputs = [inputs[0], inputs[-1]]
-        return node_of(name, inputs, shape, factors=(1.0, -1.0 if name == "sub" else 1.0))
-    if name in ("concatenate", "select_n") and len(live) > 1:
-        inputs = [node for node in inputs if node.kind != "input"]
-    return node_of(name, inputs, shape)

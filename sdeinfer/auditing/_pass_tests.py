@@ -8,15 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._causes import cause_of_logits
-from sdeinfer.auditing._dependences import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._readings import BranchNorms, Reading
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import ALIKE, Test, value_in_words
-
-NORMS = ("pre", "post", "sandwich", "qk")
-"""Places of norms: before branches, after sums, before and after branches, and of queries and keys."""
 
 
 def tests_of_pass(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> list[Test]:
@@ -164,7 +161,7 @@ def tests_of_mask(found: Dependences, *, causal: bool | None) -> Iterator[Test]:
 def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading], declared: str | None):
     """Whether the norms of each branch are where they are declared."""
     for place in declared.split("+") if declared else ():
-        tests = list(_TESTS[place](account, norms, readings))
+        tests = list(NORMS[place](account, norms, readings))
         yield from tests or [Test("untested", "norm", None, f"norm={place!r}: no branch was seen that could have one")]
 
 
@@ -207,4 +204,5 @@ def _qk(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Readi
         yield Test("norms", f"layer {each.layer}", each.both, f"{which} not normalised (layer {each.layer})")
 
 
-_TESTS: dict[str, Callable[..., Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}
+NORMS: dict[str, Callable[..., Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}
+"""Places of norms: before branches, after sums, before and after branches, and of queries and keys."""

@@ -9,15 +9,13 @@ import math
 import numpy as np
 
 from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._record import MOVES, PIECES, Node
+from sdeinfer.auditing._operations import is_a
+from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link
 from sdeinfer.auditing._tests import ALIKE
 
 LARGEST_EPSILON = 1e-4
 """The largest number that norms are known to add to a mean square."""
-
-OF_BATCHES = ("batch", "group", "instance")
-"""Words in names of norms that are not over the features of a token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +96,7 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
         elif at.kind == "sum" and len(at.inputs) == 1:
             whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
         elif at.kind == "view":
-            whole &= at.operation in MOVES and at.operation not in PIECES
+            whole &= is_a(at.operation, "move") and not is_a(at.operation, "piece")
         elif at.kind != "join" or at.inputs[1:]:
             break
         at = at.inputs[0]
@@ -109,7 +107,7 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
     read = graph.term(at.inputs[0]).origin
     gains = tuple([*at.parameters[:1], *names])
     found = Reading(name, matrix.role, matrix.layer, square, at, read, gains, zeros=tuple(zeros))
-    if not whole or at.about.get("l2") or any(word in at.operation for word in OF_BATCHES):
+    if not whole or at.about.get("l2") or is_a(at.operation, "batch"):
         return found
     before = _rows(at.inputs[0])
     before = rows if before is None or before.shape != rows.shape else before

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Logits, Matrix
+from sdeinfer.auditing._account import Account, Logits, Matrix
 
 
 class Declared(NamedTuple):
@@ -100,6 +100,15 @@ def applies(key: str, matrix: Matrix) -> bool:
     """Whether the key of a rule is a role of a matrix, or a glob that its name matches."""
     names = {matrix.name, matrix.array} - {""}
     return key in (matrix.role, *matrix.roles) or any(fnmatch.fnmatchcase(name, key) for name in names)
+
+
+def unmatched(rules: Mapping[str, Any], account: Account) -> str | None:
+    """The first key of rules that matches neither a matrix nor a parameter."""
+    names, matrices = account.graph.record.parameters, account.matrices.values()
+    for key in rules:
+        if not any(applies(key, matrix) for matrix in matrices) and not fnmatch.filter(names, key):
+            return key
+    return None
 
 
 def of_rules(

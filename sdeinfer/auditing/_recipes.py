@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Matrix
+from sdeinfer.auditing._account import IN_BLOCKS, Matrix
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipe import of_rules as of_rules
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
-
-IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer output, router, reads, inner".split(", ")
-"""Roles that a rule of fan-in and fan-out speaks of."""
 
 
 def gpt2(sd: float = SD) -> Recipe:
@@ -192,8 +189,10 @@ def deepnet(base: Recipe | None = None) -> Recipe:
     )
 
 
-_ALL = (gpt2, normal, pytorch, pytorch_linear, lecun, xavier, kaiming, mup, completep, deepnet)
-RECIPES: dict[str, Callable[..., Recipe]] = {make.__name__: make for make in _ALL}
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    make.__name__: make
+    for make in (gpt2, normal, pytorch, pytorch_linear, lecun, xavier, kaiming, mup, completep, deepnet)
+}
 """Functions that make recipes, by name."""
 
 

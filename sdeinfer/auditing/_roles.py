@@ -4,13 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Logits, Matrix, columns_of, places_of, places_of_bias
+from sdeinfer.auditing._account import Account, Matrix, columns_of, places_of, places_of_bias
 from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
+from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream import Link, kind_of, logits_of, streams_of
-
-CHOICES = ("topk", "top_k", "sort", "argmax")
-"""Operations by which routers choose."""
+from sdeinfer.auditing._stream import Link, Logits, attention_of, kind_of, logits_of, streams_of
 
 type Roles = dict[int, dict[str, np.ndarray | None]]
 """Roles of each product, with the outputs that have them; None where these are not known."""
@@ -60,14 +58,17 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
     ends = {source.node.number for source in link.writers}
     softmax = [node for node in nodes if node.kind == "softmax"]
     # Indices that a router chooses are no part of the branch's values, so that all of the record is looked through.
-    routes = [node for node in graph.record.nodes if not node.fixed and node.operation in CHOICES]
+    routes = [node for node in graph.record.nodes if not node.fixed and is_a(node.operation, "choice")]
     routes += [node for node in softmax if logits_of(graph, node) is None]
     kinds = {}
     for node in softmax:
         if (pair := logits_of(graph, node)) is not None:
             give(pair[0].inputs[0], "query")
             give(pair[0].inputs[1], "key")
-            found.append(_attention(graph, node, pair, link, nodes, give))
+            logits, values = attention_of(graph, node, pair, link.layer, nodes)
+            found.append(logits)
+            for value in values:
+                give(value, "value")
     for source in link.writers:
         if source.node.kind in PRODUCTS:
             before = (node for node in nodes if graph.has(source.node, node) and node is not source.node)
@@ -109,43 +110,6 @@ def _gated(graph: Graph, node: Node, ends: set[int], give) -> None:
     gate, up = node.inputs if not linear[0] else node.inputs[::-1]
     give(gate, "gate")
     give(up, "up", activations=False)
-
-
-def _attention(graph: Graph, softmax: Node, pair: tuple[Node, float], link: Link, nodes: list[Node], give) -> Logits:
-    product, factor = pair
-    query, key = (graph.term(side) for side in product.inputs)
-    after, over = 1.0, ""
-    for node in nodes:
-        if node.kind != "contraction" or node is product:
-            continue
-        for place, side in enumerate(node.inputs):
-            term = graph.term(side)
-            if term.origin is softmax:
-                give(node.inputs[1 - place], "value")
-                after = term.factor
-                over = over or _summed_over(node.about.get("sums", (None, None))[place])
-    normed = [term.origin.kind == "norm" for term in (query, key)]
-    shape = softmax.shape
-    return Logits(
-        factor * query.factor * key.factor,
-        product.about["fan_in"],
-        link.layer,
-        any(normed),
-        after,
-        both=all(normed),
-        over=over,
-        heads=shape[-3] if len(shape) > 3 else 1,
-    )
-
-
-def _summed_over(sums: tuple[float, float, float] | None) -> str:
-    """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
-    if sums is None:
-        return ""
-    least, largest, others = sums
-    if largest <= 1 + 1e-3:
-        return "keys"
-    return "queries" if others < 1e-3 else ""
 
 
 def _outside(graph: Graph, streams: list[list[Link]], roles: Roles) -> None:

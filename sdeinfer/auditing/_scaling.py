@@ -14,7 +14,8 @@ from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import recipe_of
-from sdeinfer.auditing._books import books_of, made
+from sdeinfer.auditing._books import books_of
+from sdeinfer.auditing._models import made
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, rows_of
 

@@ -1,4 +1,4 @@
-"""The residual stream: the sums that a branch adds to, with factors, found from what depends on what.
+"""The residual stream, and attentions: the sums that a branch adds to, with factors, from what depends on what.
 
 Tests: `tests/auditing/test_audit.py`.
 """
@@ -7,10 +7,33 @@ import dataclasses
 from collections.abc import Iterable
 
 from sdeinfer.auditing._graph import Graph, Source, Term
+from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node
 
-TRUTHS = ("bitwise", "logical", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "isin")
-"""First words of operations that return truth values, as of masks: these are no stream."""
+
+@dataclasses.dataclass(frozen=True)
+class Logits:
+    """One attention: the factor c of q kᵀ before softmax, d_k, and a factor of the probabilities after it.
+
+    Attributes:
+        factor: c.
+        head_size: d_k.
+        layer: number of its layer.
+        normed: whether queries or keys are normed.
+        both: whether both are.
+        after: the factor of the probabilities.
+        over: "keys", or "queries" if these are what the probabilities sum to 1 over; "" where it was not seen.
+        heads: number of heads; 1 where it is not seen.
+    """
+
+    factor: float
+    head_size: int
+    layer: int | None
+    normed: bool
+    after: float
+    both: bool = False
+    over: str = ""
+    heads: int = 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,7 +110,7 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
             inner = graph.term(at.inputs[0]).origin
             before, normed = links.get(inner.number), inner.number in links
         starts = [before.start.skip.origin] if before is not None else []
-        mask = at.operation.split("_")[0] in TRUTHS
+        mask = is_a(at.operation, "truth")
         if mask or graph.has(skip.origin, branch.origin) or branch.origin.number == at.number:
             continue
         if any(graph.depends(branch.origin, each) for each in [at, *starts]):
@@ -170,3 +193,37 @@ def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
         elif at.kind == "other" and len(at.inputs) == 1 and "mask" in at.operation:
             stack.append((at.inputs[0], factor))
     return None
+
+
+def attention_of(
+    graph: Graph, softmax: Node, pair: tuple[Node, float], layer: int, nodes: list[Node]
+) -> tuple[Logits, list[Node]]:
+    """The attention of a softmax of a product of activations, and what its probabilities weigh."""
+    product, factor = pair
+    query, key = (graph.term(side) for side in product.inputs)
+    after, over, values = 1.0, "", []
+    for node in nodes:
+        if node.kind != "contraction" or node is product:
+            continue
+        for place, side in enumerate(node.inputs):
+            term = graph.term(side)
+            if term.origin is softmax:
+                values.append(node.inputs[1 - place])
+                after = term.factor
+                over = over or _summed_over(node.about.get("sums", (None, None))[place])
+    normed = [term.origin.kind == "norm" for term in (query, key)]
+    shape = softmax.shape
+    heads = shape[-3] if len(shape) > 3 else 1
+    factor *= query.factor * key.factor
+    size = product.about["fan_in"]
+    return Logits(factor, size, layer, any(normed), after, both=all(normed), over=over, heads=heads), values
+
+
+def _summed_over(sums: tuple[float, float, float] | None) -> str:
+    """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
+    if sums is None:
+        return ""
+    least, largest, others = sums
+    if largest <= 1 + 1e-3:
+        return "keys"
+    return "queries" if others < 1e-3 else ""

@@ -4,7 +4,6 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
-import fnmatch
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._graph import Source
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._record import Parameter
@@ -101,12 +99,12 @@ def rows_of(account: Account, laws: Mapping[str, Law], recipe: Recipe | None) ->
     """All matrices that the pass used, with what a recipe declares of them."""
     rows = []
     for name, matrix in account.matrices.items():
-        source = _plain_source(account, matrix.array)
+        source = account.plain_source(matrix.array)
         strength = abs(source.factor) * laws[name].sd * math.sqrt(matrix.fan_in) if source else math.nan
         if recipe is None:
             rows.append(Row(matrix, laws[name], strength=strength))
         else:
-            factor = writer_factor(account, matrix.array, recipe.multiplier(matrix.layers))
+            factor = account.writer_factor(matrix.array, recipe.multiplier(matrix.layers))
             rows.append(Row(matrix, laws[name], recipe.declared(matrix), factor, strength))
     return rows
 
@@ -120,18 +118,6 @@ def rows_by_name(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> l
             matrix = Matrix("other", 0, 0, account.width, account.layers, None, name, parameter.shape, array=name)
             rows.append(Row(matrix, laws[name], declared))
     return rows
-
-
-def _plain_source(account: Account, array: str) -> Source | None:
-    """A writer's output in the sum; None for other tensors, or where a norm or a parameter is between."""
-    found = account.writers.get(array, [])
-    return found[0][1] if found and found[0][1].plain else None
-
-
-def writer_factor(account: Account, array: str, multiplier: float | None = 1.0) -> float:
-    """The factor of a writer's output in the sum over the declared one; 1 where a norm or a parameter is between."""
-    source = _plain_source(account, array)
-    return source.factor / multiplier if source and source.factor and multiplier else 1.0
 
 
 def critical(count: int) -> float:
@@ -273,12 +259,3 @@ def _rounding(parameter: Parameter) -> float:
 def _shown(values: float | np.ndarray) -> str:
     x = np.atleast_1d(values)
     return f"{x[0]:.4g}" if np.ptp(x) <= 1e-6 * abs(x[0]) else f"from {x.min():.3g} to {x.max():.3g}"
-
-
-def unmatched(recipe_keys: Mapping[str, object], account: Account) -> Iterator[str]:
-    """Keys of rules that match neither a matrix nor a parameter."""
-    names = {*account.graph.record.parameters}
-    for key in recipe_keys:
-        roles = any(key in (m.role, *m.roles) or fnmatch.fnmatchcase(m.name, key) for m in account.matrices.values())
-        if not roles and not any(fnmatch.fnmatchcase(name, key) for name in names):
-            yield key

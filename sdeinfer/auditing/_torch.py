@@ -5,7 +5,6 @@ Tests: `tests/auditing/test_torch_audit.py`.
 
 import contextlib
 import functools
-import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,39 +13,12 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._record import (
-    MOVES,
-    PIECES,
-    SUMS,
-    Node,
-    Parameter,
-    Record,
-    about,
-    contracted,
-    convolved,
-    multiplied,
-    names_of,
-    node_of,
-)
+from sdeinfer.auditing._models import named
+from sdeinfer.auditing._operations import is_a, of_torch
+from sdeinfer.auditing._record import MOST, Node, Parameter, Record, about
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
-
-MOST_ROWS = 1 << 16
-"""Rows of a tensor beyond which only the mean square of all its entries is kept."""
-
-WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
-"""Classes of PyTorch that wrap a module, with the attribute that holds it."""
-
-MATRIX = frozenset("mm addmm bmm baddbmm mv addmv dot matmul linear addbmm".split())
-CONVOLUTIONS = ("convolution", "convolution_overrideable", "_convolution", "cudnn_convolution")
-
-
-def unwrapped(module: Any) -> Any:
-    """The module inside of those that compile or distribute it."""
-    while type(module).__name__ in WRAPPED:
-        module = getattr(module, WRAPPED[type(module).__name__])
-    return module
 
 
 def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
@@ -73,17 +45,6 @@ def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
         [tap.node_of(tensor) for tensor in _tensors(returned)],
         lambda shape: torch.arange(shape[-1]).expand(shape),
     )
-
-
-def named(pairs: Any) -> dict[str, Any]:
-    """Tensors by the first of their names."""
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    for name, tensor in pairs:
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
-    return found
 
 
 def parameter_of(tensor: Any) -> Parameter:
@@ -146,7 +107,7 @@ def _rows(tensor: Any) -> np.ndarray | None:
     torch = sys.modules["torch"]
     if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.is_meta:
         return None
-    if tensor.dim() < 2 or tensor.numel() // max(tensor.shape[-1], 1) > MOST_ROWS:
+    if tensor.dim() < 2 or tensor.numel() // max(tensor.shape[-1], 1) > MOST:
         norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
         return np.array([float(norm) ** 2 / tensor.numel()])
     norm = torch.linalg.vector_norm(tensor.float() if tensor.element_size() < 4 else tensor, dim=-1)
@@ -192,7 +153,7 @@ class _Notes:
 
     def _fixed(self, tensor: Any, kind: str, name: str) -> Node:
         vector = kind != "parameter" or tensor.numel() in (1, max(tensor.shape, default=1))
-        small = vector and 0 < tensor.numel() <= MOST_ROWS
+        small = vector and 0 < tensor.numel() <= MOST
         names = (name,) if kind == "parameter" else ()
         return Node(kind, (), tuple(tensor.shape), name, names, fixed=True, about=_about(tensor) if small else {})
 
@@ -224,14 +185,14 @@ class _Notes:
         first = outputs[0]
         if not in_place and any(first is each for each in tensors):
             return
-        node = _node(name, args, kwargs, inputs, tuple(first.shape))
+        node = of_torch(name, args, kwargs, inputs, tuple(first.shape))
         for each in node.inputs:
             if each.number < 0:  # an operation that does two steps
                 each.number = len(self.nodes)
                 self.nodes.append(each)
         self._measure(node, first, tensors)
         self.know(first, node)
-        moves = name in MOVES and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
+        moves = is_a(name, "move") and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
         for place, each in enumerate(outputs):  # pieces of one tensor, or statistics
             piece = node
             if place:
@@ -246,10 +207,10 @@ class _Notes:
 
     def _measure(self, node: Node, tensor: Any, tensors: list[Any]) -> None:
         if not node.fixed:
-            node.rows = _rows(tensor) if node.kind != "view" or node.operation in PIECES else None
+            node.rows = _rows(tensor) if node.kind != "view" or is_a(node.operation, "piece") else None
             if node.kind == "contraction" and len(tensors) == 2:
                 node.about["sums"] = [_sums(each, axis) for each, axis in zip(tensors, (-1, -2), strict=True)]
-        elif 0 < tensor.numel() <= MOST_ROWS and tensor.is_floating_point():
+        elif 0 < tensor.numel() <= MOST and tensor.is_floating_point():
             node.about |= _about(tensor)
 
     def _written(self, tensor: Any, node: Node) -> None:
@@ -290,68 +251,3 @@ def _sums(tensor: Any, axis: int) -> tuple[float, float, float] | None:
         return None
     low, high = tensor.sum(axis).aminmax()
     return float(low), float(high), float((tensor.sum(-3 - axis) - 1).abs().max())
-
-
-def _number(values: Any) -> float:
-    return next((float(each) for each in values if isinstance(each, int | float)), math.nan)
-
-
-def _node(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
-    live = tuple(node for node in inputs if not node.fixed)
-    if live and (name in MATRIX or "grouped_mm" in name):
-        return _matrix(name, kwargs, inputs, shape)
-    if live and name in CONVOLUTIONS:
-        groups, transposed = args[8] if len(args) > 8 else 1, any(args[6:7])
-        return _convolution(inputs, shape, name, groups, transposed=transposed)
-    if live and name in SUMS:
-        return _sum(name, args, kwargs, inputs, shape)
-    number = next((float(each) for each in args if isinstance(each, int | float)), 1.0)
-    return node_of(name, inputs, shape, number=number)
-
-
-def _convolution(inputs: list[Node], shape: tuple[int, ...], name: str, groups: int, *, transposed: bool) -> Node:
-    weight = inputs[1]
-    area, (first, second) = math.prod(weight.shape[2:]), weight.shape[:2]
-    out, read = (second * groups, first // groups) if transposed else (first, second)
-    sizes = {"fan_in": read * area, "fan_out": out * area, "groups": groups}
-    live = tuple(node for node in inputs if not node.fixed)
-    node = convolved(weight, live, shape, name, sizes)
-    node.parameters = names_of(inputs)
-    return node
-
-
-def _matrix(name: str, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
-    """A matrix product, with an added term a sum."""
-    added, (left, right) = (inputs[0], inputs[1:3]) if name.startswith(("add", "badd")) else (None, inputs[:2])
-    inner, outer = left.shape[-1], right.shape[-1] if len(right.shape) > 1 else 1
-    if left.fixed and left.parameters and not (right.fixed and right.parameters):
-        inner = math.prod(right.shape[-2:-1] or right.shape)
-        outer = left.shape[-2] if len(left.shape) > 1 else 1
-    last = right.fixed and bool(right.parameters)
-    sizes = {"fan_in": inner, "fan_out": outer, "outputs_last": last}
-    node = contracted(left, right, shape, name, sizes, float(kwargs.get("alpha", 1.0)))
-    if added is None:
-        return node
-    if added.fixed and node.kind == "product":
-        node.parameters = (*node.parameters, *added.parameters)
-        return node
-    if added.fixed:
-        return Node("sum", (node,), shape, name, added.parameters, (1.0,), about={"fixed": (added,)})
-    beta = float(kwargs.get("beta", 1.0))
-    return Node("sum", (added, node), shape, name, (), (beta, 1.0))
-
-
-def _sum(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
-    alpha = float(kwargs.get("alpha", 1.0))
-    factors = [1.0, -alpha if name == "sub" else alpha]
-    if name == "rsub":
-        factors = [-alpha, 1.0]
-    if name == "lerp":
-        weight = _number([*args[2:3], kwargs.get("weight")])
-        weight = float(inputs[2].about.get("mean", math.nan)) if math.isnan(weight) and len(inputs) > 2 else weight
-        inputs, factors = inputs[:2], [1 - weight, weight]
-    if name == "addcmul":
-        inputs, factors = [inputs[0], multiplied("mul", inputs[1:3], shape)], [1.0, float(kwargs.get("value", 1.0))]
-    if name in ("index_add", "scatter_add", "scatter_reduce"):
-        inputs = [inputs[0], inputs[-1]]
-    return node_of(name, inputs, shape, factors=tuple(factors))

@@ -1,8 +1,9 @@
-"""Models of JAX: their arrays by name, a function of these, and models with others in their places.
+"""Models of PyTorch and JAX: made of a seed, their arrays by name, and others in their places.
 
 Tests: `tests/auditing/test_audit.py`.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,65 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer._seeds import of_seed
 from sdeinfer.auditing._inputs import argument_names
+
+WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+"""Classes of PyTorch that wrap a module, with the attribute that holds it."""
+
+
+def made(model: Any, seed: int) -> Any:
+    """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
+    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type)):
+        model = _made(model, seed)
+    return unwrapped(model) if is_torch(model) else model
+
+
+def _made(make: Any, seed: int) -> Any:
+    names = inspect.signature(make).parameters
+    if "key" in names:
+        return make(key=sys.modules["jax"].random.key(seed))
+    if "rngs" in names:
+        return make(rngs=sys.modules["flax.nnx"].Rngs(seed))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(seed)
+    return of_seed(make, seed)
+
+
+def is_torch(model: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def unwrapped(module: Any) -> Any:
+    """The module inside of those that compile or distribute it."""
+    while type(module).__name__ in WRAPPED:
+        module = getattr(module, WRAPPED[type(module).__name__])
+    return module
+
+
+def named(pairs: Any) -> dict[str, Any]:
+    """Tensors by the first of their names."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, tensor in pairs:
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
+    return found
+
+
+def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
+    """A model with these arrays in its parameters: of PyTorch the same object, of JAX a new one."""
+    if not is_torch(network):
+        return _replaced(network, new)
+    torch = sys.modules["torch"]
+    parameters = named(network.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, values in new.items():
+            parameters[name].copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(parameters[name].shape))
+    return network
 
 
 def argument_names_of(network: Any) -> list[str] | None:
@@ -85,7 +144,7 @@ def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]
     return names, [pairs[place][1] for place in places], rebuilt
 
 
-def replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
+def _replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
     """A model with arrays in the places of others."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):

@@ -171,11 +171,13 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
 def _unreached(books: Books, rule: Recipe) -> list[Test]:
     """Matrices that the pass did not reach: their roles, factors and places are not tested."""
     parameters = books.account.graph.record.parameters
-    matrices = [name for name, each in parameters.items() if len(each.shape) > 1]
-    left = [name for name in unreached(books.account) if name in matrices and rule.named(name) is None]
+    left = [name for name in unreached(books.account) if rule.named(name) is None]
     if not left:
         return []
-    says = f"{len(left)} of {len(matrices)} matrices are not reached by these inputs ({some(left)})"
+    matrices = [name for name in left if len(parameters[name].shape) > 1]
+    whole = [name for name in parameters if not matrices or len(parameters[name].shape) > 1]
+    what, left = ("matrices", matrices) if matrices else ("parameters", left)
+    says = f"{len(left)} of {len(whole)} {what} are not reached by these inputs ({some(left)})"
     return [Test("untested", "unreached", None, says, names=tuple(left))]
 
 

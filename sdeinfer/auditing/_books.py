@@ -166,16 +166,16 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
 def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
     first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
     seen = 0 < first < start.shape[1]
-    leaks = False
+    causal, place, leaks = True if seen else None, "", False
     for link, differs in zip(chain, sums, strict=True):
         if differs.shape != start.shape:
             continue
         others = differs[:-1]
-        turned = others.any() and not others[:, ~start[-1]].any()  # the first axis is that of tokens
-        if seen and (differs[-1, :first].any() or turned):
-            return Dependences(causal=False, first=f"layer {link.layer}", leaks=leaks)
-        leaks = leaks or bool(others.any())
-    return Dependences(causal=True if seen else None, leaks=leaks)
+        turned = seen and others.any() and not others[:, ~start[-1]].any()  # the first axis is that of tokens
+        if causal and (differs[-1, :first].any() or turned):
+            causal, place = False, f"layer {link.layer}"
+        leaks = leaks or bool(others.any() and not turned)
+    return Dependences(causal, place, leaks)
 
 
 def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:

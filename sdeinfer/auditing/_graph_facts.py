@@ -12,7 +12,8 @@ import numpy as np
 
 from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._readings import BranchNorms, Reading
+from sdeinfer.auditing._operations import is_a
+from sdeinfer.auditing._readings import BranchNorms, Reading, is_even, name_of
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import logits_of
 from sdeinfer.auditing._tests import Test, pattern_of, some
@@ -51,20 +52,29 @@ def parameter_near(account: Account, number: int) -> str:
 
 
 def _inverse_norms(account: Account) -> Iterator[Test]:
-    """Norms that multiply by the root: log mean square out against in has the slope 2 in place of 0."""
-    graph, wrong = account.graph, []
+    """Norms by another power of the mean square: log of that out against in has the slope 0, not 2 or −1."""
+    graph = account.graph
+    powers = {
+        "a norm multiplies by what it should divide by": [],
+        "a norm divides by the mean square, not by its root": [],
+    }
+    multiplies, divides = powers.values()
     for node in graph.record.nodes:
-        if node.kind != "norm" or not node.about.get("inverse") or node.rows is None or node.rows.size < 4:
+        if node.kind != "norm" or node.rows is None or node.rows.size < 4:
             continue
         before = graph.term(node.inputs[0]).origin.rows
         if before is None or before.shape != node.rows.shape or not (before > 0).all() or not (node.rows > 0).all():
             continue
         x, y = np.log(before), np.log(node.rows)
-        if x.std() > 0.01 and ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum() > 1.5:
-            wrong.append(node)
-    if wrong:
-        name = wrong[0].parameters[0] if wrong[0].parameters else parameter_near(account, wrong[0].number)
-        yield failed("norm", name, f"a norm multiplies by what it should divide by ({name}, {len(wrong)} in all)")
+        if x.std() > 0.01:
+            slope = ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum()
+            wrong = multiplies if slope > 1.5 and node.about.get("inverse") else divides
+            if slope > 1.5 and wrong is multiplies or abs(slope + 1) < 0.2:
+                wrong.append(node)
+    for says, wrong in powers.items():
+        if wrong:
+            name = wrong[0].parameters[0] if wrong[0].parameters else parameter_near(account, wrong[0].number)
+            yield failed("norm", name, f"{says} ({name}, {len(wrong)} in all)")
 
 
 def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
@@ -75,10 +85,14 @@ def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
 
 
 def _attentions(account: Account) -> Iterator[Test]:
-    over = [each for each in account.logits if each.over == "queries"]
+    over = [each for each in account.logits if each.over not in ("keys", "")]
     if over:
-        says = f"softmax runs over queries, not over keys (layer {over[0].layer}, {len(over)} in all)"
+        says = f"softmax runs over {over[0].over}, not over keys (layer {over[0].layer}, {len(over)} in all)"
         yield failed("softmax", f"layer {over[0].layer}", says)
+    uneven = [each for each in account.logits if not all(is_even(norm) for norm in each.norms)]
+    if uneven:
+        says = f"norms of queries or keys are not over the features of a head (layer {uneven[0].layer})"
+        yield failed("norm", f"layer {uneven[0].layer}", says)
     wrong = [each for each in account.logits if not math.isclose(each.after, 1.0, rel_tol=1e-3) and each.after]
     if wrong:
         first = wrong[0]
@@ -89,19 +103,25 @@ def _attentions(account: Account) -> Iterator[Test]:
 
 
 def _queries(readings: list[Reading]) -> Iterator[Test]:
-    """Queries that read the norm of what keys or values read as it is."""
-    by_layer: dict[int, dict[str, Reading]] = {}
+    """Keys that read the stream where queries read its norm, and values of another tensor than keys."""
+    by_layer: dict[int, dict[str, list[Reading]]] = {}
     for each in readings:
         if each.layer is not None and each.role in ("query", "key", "value"):
-            by_layer.setdefault(each.layer, {})[each.role] = each
+            by_layer.setdefault(each.layer, {}).setdefault(each.role, []).append(each)
     for layer, own in by_layer.items():
-        query = own.get("query")
-        if query is None or not query.normed:
-            continue
-        plain = [role for role in ("key", "value") if role in own and own[role].origin is query.read]
+        normed = [each.read for each in own.get("query", ()) if each.normed]
+        plain = [role for role in ("key", "value") if any(each.origin in normed for each in own.get(role, ()))]
         if plain:
             says = f"{' and '.join(plain)} read the stream itself, where query reads its norm (layer {layer})"
             yield failed("queries", plain[0], says)
+            return
+        of_keys = [node for each in own.get("key", ()) for node in (each.read, each.origin)]
+        other = [
+            each for each in own.get("value", ()) if of_keys and each.read not in of_keys and each.origin not in of_keys
+        ]
+        if other and len({each.product for each in own["key"]}) == len({each.product for each in own["value"]}) == 1:
+            says = f"value {other[0].name} reads another tensor than key (layer {layer})"
+            yield failed("queries", other[0].name, says)
             return
 
 
@@ -121,17 +141,43 @@ def _series(account: Account) -> Iterator[Test]:
                 says = f"the {link.kind} of layer {link.layer} is added to the input of the sum before it, not to it"
                 yield failed("series", f"layer {link.layer}", says)
                 return
+            if start in (one, other) and graph.depends(start, one if other is start else other):
+                says = f"the {link.kind} of layer {link.layer} is added to the branch before it, not to the stream"
+                yield failed("series", f"layer {link.layer}", says)
+                return
     for node in inner:
-        one, other = (graph.term(side) for side in node.inputs)
-        in_stream = any(_alike(node, chain[-1].sum) for chain in account.streams)
-        if in_stream and one.origin is other.origin and one.factor == other.factor:
+        (one, by_one), (other, by_other) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
+        if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
+            return
+    branches = [link.branch.origin for link in links]
+    for link in links:
+        if branches.count(link.branch.origin) > 1:
+            says = f"what the {link.kind} of layer {link.layer} returns is added to the stream twice"
+            yield failed("series", f"layer {link.layer}", says)
+            return
+        if link.again:
+            says = f"the stream is added to a sum that has it already (layer {link.layer})"
+            yield failed("series", f"layer {link.layer}", says)
             return
     for link in links:
         if link.branch.factor * link.skip.factor < 0:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
             return
     yield from _not_added(account)
+
+
+def _itself(node: Node, factor: float) -> tuple[Node, float]:
+    """The tensor that another one is, with its entries in their places, and a factor."""
+    while True:
+        if node.kind == "view" and is_a(node.operation, "move"):
+            if any(is_a(node.operation, kind) for kind in ("piece", "turn", "transpose")):
+                return node, factor
+        elif node.kind == "scale" and node.about.get("uniform"):
+            factor *= node.factors[0]
+        else:
+            return node, factor
+        node = node.inputs[0]
 
 
 def _not_added(account: Account) -> Iterator[Test]:
@@ -183,10 +229,15 @@ def _broken(account: Account) -> Iterator[Test]:
     first = account.streams[0]
     starts = {}
     for before, chain in zip(account.streams, account.streams[1:], strict=False):
-        start = chain[0].skip.origin
-        if start.kind == "product" and _alike(start, before[-1].sum) and _alike(start, first[-1].sum):
-            if graph.depends(start, before[-1].sum):
-                starts.setdefault(pattern_of(start.parameters[0]), []).append(start.parameters[0])
+        start, end = chain[0].skip.origin, before[-1].sum
+        if not (graph.depends(start, end) and _alike(start, end) and _alike(start, first[-1].sum)):
+            continue
+        products = [source.node for source in graph.sources(start) if source.node.parameters]
+        # A product of a tensor beside which the stream is goes on with it.
+        joined = any(graph.term(node.inputs[0]).origin.kind == "join" for node in products)
+        if products and not joined:
+            name = products[0].parameters[0]
+            starts.setdefault(pattern_of(name), []).append(name)
     for names in starts.values():
         if len(names) > 1:
             says = f"what {some(names)} returns is not added to the stream: each layer starts anew"
@@ -195,19 +246,24 @@ def _broken(account: Account) -> Iterator[Test]:
 
 
 def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
-    """Branches that read the stream itself, where those of other layers read its norm, or the other way round."""
+    """Branches that read the stream itself, or sums that are normed, unlike those of other layers."""
     by_kind: dict[tuple, list[BranchNorms]] = {}
     for each in norms:
-        if each.before is not None:
-            by_kind.setdefault((each.link.kind, each.link.sum.shape), []).append(each)
+        by_kind.setdefault((each.link.kind, each.link.sum.shape), []).append(each)
+    words = {True: "reads the norm of the stream", False: "reads the stream without a norm"}
+    after = {True: "follows a norm of the stream itself", False: "follows no norm of the stream itself"}
     for (kind, _), own in by_kind.items():
-        after_first = own[1:] if own[0].link.before is None and own[0].before is False else own
-        for value in (False, True):
-            odd = [each for each in after_first if each.before is value]
-            if 0 < len(odd) <= len(after_first) // 3:
-                word = "the norm of the stream" if value else "the stream without a norm"
-                says = f"{kind} of layer {odd[0].link.layer} reads {word}, unlike that of other layers"
-                yield failed("unlike", f"layer {odd[0].link.layer}", says)
+        reads = [(each.before, each) for each in own if each.before is not None]
+        reads = reads[1:] if own[0].link.before is None and own[0].before is False else reads
+        follows = [(each.link.normed, each) for each in own if each.link.before is not None]
+        for pairs, says in ((reads, words), (follows, after)):
+            for value, text in says.items():
+                odd = [each for found, each in pairs if found is value]
+                if 0 < len(odd) <= len(pairs) // 3:
+                    layer = odd[0].link.layer
+                    yield failed(
+                        "unlike", f"layer {layer}", f"{kind} of layer {layer} {text}, unlike that of other layers"
+                    )
 
 
 def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> Iterator[Test]:
@@ -218,6 +274,12 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
         first = by_factor[0]
         says = f"what {some([each.name for each in by_factor])} reads is multiplied by 0 ({first.zeros[0]})"
         yield failed("dead", first.name, says, *[each.name for each in by_factor])
+    for node in account.graph.record.nodes:
+        if node.kind == "scale" and not node.fixed and node.factors[0] == 0 and node.about.get("by") is not None:
+            name = name_of(node.about["by"])
+            if name in account.graph.record.buffers:
+                yield failed("dead", name, f"{name} is 0, and multiplies activations", name)
+                break
     if embeddings := [n for n, m in account.matrices.items() if m.role == "embedding" and laws[n].name == "zeros"]:
         yield failed("dead", embeddings[0], f"{some(embeddings)} is 0", *embeddings)
     for chain in account.streams:

@@ -129,6 +129,7 @@ class _Walk:
         found = []
         for place, value in enumerate(returned if primitive.multiple_results else [returned]):
             node = of_jax(primitive.name, parameters, nodes, tuple(np.shape(value)))
+            node.others = tuple(each for each in nodes if each not in node.inputs)
             random = str(value.dtype).startswith("key<")
             if node.fixed and not random:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"

@@ -12,9 +12,10 @@ from sdeinfer.auditing._record import Node
 
 OPERATIONS = """
 view move: view reshape _unsafe_view expand expand_as squeeze unsqueeze clone contiguous _to_copy to alias detach
-view move: lift_fresh lift type_as _reshape_alias index_select flip roll
-view move: broadcast_in_dim expand_dims convert_element_type rev copy_p stop_gradient reduce_precision
+view move: lift_fresh lift type_as _reshape_alias
+view move: broadcast_in_dim expand_dims convert_element_type copy_p stop_gradient reduce_precision
 view move: optimization_barrier sharding_constraint name device_put mesh_cast pvary
+view move turn: index_select flip roll rev
 view move transpose: t transpose permute swapaxes movedim
 view move piece: split split_with_sizes chunk unbind slice select narrow
 view piece choice: topk top_k sort
@@ -42,8 +43,8 @@ truth: and or not eq ne lt le gt ge isin bitwise_and bitwise_or bitwise_not bitw
 truth: logical_and logical_or logical_not logical_xor
 """
 """Names by their kinds: a "view" lets one tensor go on, also summed over an axis, padded or chosen from; a "move" does
-no more than move, cut or convert it; two "pieces" of a tensor are different tensors; "choices" are those of routers;
-norms of a "batch" are not over features; "truths" are no stream."""
+no more than move, cut or convert it, and a "turn" changes places of entries; two "pieces" of a tensor are different
+tensors; "choices" are those of routers; norms of a "batch" are not over features; "truths" are no stream."""
 
 
 @functools.cache

@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._account import Account, Matrix
+from sdeinfer.auditing._graph import PRODUCTS
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream import Link
@@ -27,6 +28,7 @@ class Reading:
         role: its role.
         layer: its layer.
         square: the mean square.
+        product: the product that reads.
         origin: what it reads, without views and factors: a norm if there is one.
         read: what that norm reads, or the origin.
         norms: parameters of the norm, and those that multiply after it.
@@ -40,6 +42,7 @@ class Reading:
     role: str
     layer: int | None
     square: float
+    product: Node
     origin: Node
     read: Node
     norms: tuple[str, ...] = ()
@@ -74,24 +77,23 @@ class BranchNorms:
 
 
 def readings_of(account: Account) -> list[Reading]:
-    """What each matrix reads at its first use."""
+    """What each matrix reads at each use; a table of tokens that is used as a matrix is a head."""
     found = []
-    for name, matrix in account.matrices.items():
-        product = next((node for node in account.uses.get(matrix.array, ()) if node.kind == "product"), None)
-        if matrix.linear and product is not None and product.inputs:
-            found.append(_reading(account, name, product.inputs[0]))
+    for matrix in account.matrices.values():
+        role = "head" if matrix.role == "embedding" else matrix.role
+        for product in account.uses.get(matrix.array, ()) if matrix.linear or role == "head" else ():
+            if product.kind in PRODUCTS and product.inputs:
+                found.append(_reading(account, dataclasses.replace(matrix, role=role), product))
     return found
 
 
-def _reading(account: Account, name: str, node: Node) -> Reading:
-    matrix, graph = account.matrices[name], account.graph
-    at, whole = node, True
-    zeros: list[str] = []
-    names: list[str] = []
+def _reading(account: Account, matrix: Matrix, product: Node) -> Reading:
+    at = node = product.inputs[0]
+    whole, zeros, names = True, [], []
     while True:
         if at.kind == "scale":
             if at.factors[0] == 0:
-                zeros.append(_name(at.about.get("by")))
+                zeros.append(name_of(at.about.get("by")))
             names += at.parameters[:1]
         elif at.kind == "sum" and len(at.inputs) == 1:
             whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
@@ -102,20 +104,41 @@ def _reading(account: Account, name: str, node: Node) -> Reading:
         at = at.inputs[0]
     rows = _rows(node)
     square = math.nan if rows is None or not rows.size else float(rows.mean())
+    found = Reading(matrix.name, matrix.role, matrix.layer, square, product, at, at, zeros=tuple(zeros))
     if at.kind != "norm" or rows is None:
-        return Reading(name, matrix.role, matrix.layer, square, at, at, (), zeros=tuple(zeros))
-    read = graph.term(at.inputs[0]).origin
-    gains = tuple([*at.parameters[:1], *names])
-    found = Reading(name, matrix.role, matrix.layer, square, at, read, gains, zeros=tuple(zeros))
-    if not whole or at.about.get("l2") or is_a(at.operation, "batch"):
         return found
-    before = _rows(at.inputs[0])
-    before = rows if before is None or before.shape != rows.shape else before
+    gains = tuple([*at.parameters[:1], *names])
+    found = dataclasses.replace(found, read=account.graph.term(at.inputs[0]).origin, norms=gains)
+    before = _before(at, rows)
+    if product.kind == "convolution":  # the features of a token are not a row
+        rows, before = rows.mean(keepdims=True), before.mean(keepdims=True)
     shrinks = before / (before + LARGEST_EPSILON)
-    uniform = all(sd < ALIKE * abs(mean) for name in found.norms for mean, sd in account.gains.get(name, ()))
+    factor, least = math.sqrt(np.median(rows)), math.sqrt(np.median(shrinks))
+    of_unit_length = at.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=ALIKE)
+    if not whole or of_unit_length or is_a(at.operation, "batch"):
+        return found
+    uniform = all(sd < ALIKE * abs(mean) for name in gains for mean, sd in account.gains.get(name, ()))
+    return dataclasses.replace(found, factor=factor, least=least, even=not uniform or _even(rows, shrinks))
+
+
+def _before(norm: Node, rows: np.ndarray) -> np.ndarray:
+    """Mean squares of the rows that a norm reads."""
+    before = _rows(norm.inputs[0])
+    return rows if before is None or before.shape != rows.shape else before
+
+
+def _even(rows: np.ndarray, shrinks: np.ndarray) -> bool:
     seen = shrinks > 0.5
-    even = not uniform or not seen.any() or bool(rows[seen].max() < (1 + ALIKE) * (rows[seen] / shrinks[seen]).min())
-    return dataclasses.replace(found, factor=math.sqrt(np.median(rows)), least=math.sqrt(np.median(shrinks)), even=even)
+    return not seen.any() or bool(rows[seen].max() < (1 + ALIKE) * (rows[seen] / shrinks[seen]).min())
+
+
+def is_even(norm: Node) -> bool:
+    """Whether a norm gives all rows one mean square, as over features, before its gain."""
+    gain = norm.about.get("gain", {"mean": 1.0, "sd": 0.0})
+    if norm.rows is None or is_a(norm.operation, "batch") or gain.get("sd", 1.0) > ALIKE * abs(gain.get("mean", 0.0)):
+        return True
+    before = _before(norm, norm.rows)
+    return _even(norm.rows, before / (before + LARGEST_EPSILON))
 
 
 def _rows(node: Node) -> np.ndarray | None:
@@ -125,7 +148,8 @@ def _rows(node: Node) -> np.ndarray | None:
     return node.rows
 
 
-def _name(fixed: Node | None) -> str:
+def name_of(fixed: Node | None) -> str:
+    """The buffer or parameter that a fixed tensor was made of."""
     while fixed is not None and fixed.kind not in ("buffer", "parameter") and fixed.inputs:
         fixed = fixed.inputs[0]
     return fixed.operation if fixed is not None and fixed.kind in ("buffer", "parameter") else "a number"
@@ -136,13 +160,15 @@ def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
     graph, found = account.graph, []
     for chain in account.streams:
         for place, link in enumerate(chain):
-            start = link.skip.origin
+            own = graph.between(link.branch.origin, link.skip.origin)
+            # A branch beside another one reads the state before that.
+            states = {before.skip.origin.number for before in chain[: place + 1]}
             readers = [
                 each
                 for each in readings
                 if each.role not in ("router", "inner", "mixer output")
-                and start.number in (each.origin.number, each.read.number)
-                and graph.has(link.branch.origin, account.uses[account.matrices[each.name].array][0])
+                and own >> each.product.number & 1
+                and {each.origin.number, each.read.number} & states
             ]
             following = chain[place + 1].normed if place + 1 < len(chain) else _ends_normed(account, link)
             writers = [source.normed for source in link.writers]

@@ -150,7 +150,13 @@ def of_rules(
                 return Declared(first, 0.0, law) if law == "constant" else Declared(0.0, first, law)
         return None
 
-    return Recipe(name, source, sd, sd, lambda matrix: rule(matrix)[1], gain=lambda matrix: None, named=named)
+    def nothing(of: Any) -> None:
+        return None
+
+    def law(matrix: Matrix) -> str | None:
+        return rule(matrix)[1]
+
+    return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, named=named)
 
 
 def _is_number(value: Any) -> bool:

@@ -29,6 +29,7 @@ class Node:
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1
     moved: Callable[[Any], Any] | None = None  # does to other numbers what a view did to those of its input
+    others: tuple["Node", ...] = ()  # what it follows from beside its inputs: weights, indices, conditions
 
     @property
     def square(self) -> float:
@@ -76,7 +77,10 @@ class Parameter:
 
 @dataclasses.dataclass(eq=False)
 class Record:
-    """A pass: its nodes in order, the parameters and buffers by name, and what it returned."""
+    """A pass: its nodes in order, the parameters and buffers by name, and what it returned.
+
+    Nodes that no output follows from are left out.
+    """
 
     name: str
     nodes: list[Node]
@@ -84,3 +88,15 @@ class Record:
     buffers: dict[str, Parameter]
     outputs: list[Node]
     columns: Callable[[tuple[int, ...]], Any]  # an array of this shape that holds the number of each column
+
+    def __post_init__(self) -> None:
+        used, stack = set(), [*self.outputs]
+        while stack:
+            node = stack.pop()
+            if id(node) not in used:
+                used.add(id(node))
+                stack += [*node.inputs, *node.others]
+        if used:
+            self.nodes = [node for node in self.nodes if id(node) in used or node.kind == "parameter"]
+        for number, node in enumerate(self.nodes):
+            node.number = number

@@ -212,8 +212,16 @@ class _Matrices:
             self.gains.setdefault(node.parameters[0], []).append((gain["mean"], gain["sd"]))
 
     def _scale(self, node: Node) -> None:
-        origin = self.graph.term(node.inputs[0]).origin
-        normed = origin.kind == "norm"
+        origin = at = self.graph.term(node.inputs[0]).origin
+        at = node.inputs[0]
+        while (
+            at.kind == "scale"
+            or (at.kind == "view" and is_a(at.operation, "move"))
+            or len(at.inputs) == 1
+            and at.kind == "sum"
+        ):
+            at = at.inputs[0]
+        normed = at.kind == "norm"
         for name in node.parameters:
             self._note(name, "norm" if normed else "scale", origin)
             if normed and "mean" in node.about:
@@ -234,7 +242,8 @@ class _Matrices:
             shape = parameters[name].shape
             table = max(shape, default=1) < parameters[name].size
             before = not self.graph.reach[node.number] & self.inside & ~(1 << node.number)
-            role = "offset" if table and (before or usual == "bias") else usual
+            # A table that is added to tokens varies over these, unless it is one of heads.
+            role = "offset" if table and (before or usual == "bias" or len(node.shape) < 4) else usual
             role = "mask" if parameters[name].masks else role
             of = next(iter(columns), "") if role == "bias" else ""
             self._note(name, role, node, fans, of, places_of_bias(fans[1], columns) if role == "bias" else None)

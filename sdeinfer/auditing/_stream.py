@@ -22,8 +22,9 @@ class Logits:
         normed: whether queries or keys are normed.
         both: whether both are.
         after: the factor of the probabilities.
-        over: "keys", or "queries" if these are what the probabilities sum to 1 over; "" where it was not seen.
+        over: "keys", or "queries" or "another axis" if the probabilities sum to 1 over it; "" where it was not seen.
         heads: number of heads; 1 where it is not seen.
+        norms: the norms of queries and keys.
     """
 
     factor: float
@@ -34,11 +35,15 @@ class Logits:
     both: bool = False
     over: str = ""
     heads: int = 1
+    norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
 
 @dataclasses.dataclass(eq=False)
 class Link:
-    """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that."""
+    """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that.
+
+    `again` says whether the stream before it, or before the sum before it, is added once more.
+    """
 
     sum: Node
     skip: Term
@@ -48,6 +53,7 @@ class Link:
     before: "Link | None" = dataclasses.field(repr=False)
     kind: str = ""
     layer: int = 0
+    again: bool = False
 
     @property
     def start(self) -> "Link":
@@ -66,6 +72,8 @@ def streams_of(graph: Graph) -> list[list[Link]]:
         if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
             if (stream := _with_a_state(graph, node, by_sum)) is not None:
                 by_sum[node.number] = stream
+                states = [term.origin for link in (stream, stream.before) if link is not None for term in (link.skip,)]
+                stream.again |= any(graph.term(side).origin in states for side in node.inputs)
             elif (link := _link(graph, node, by_sum)) is not None:
                 links.append(link)
                 by_sum[node.number] = link
@@ -78,7 +86,7 @@ def streams_of(graph: Graph) -> list[list[Link]]:
                 chain.append(at)
                 at = at.before
             chains.append(chain[::-1])
-    chains.sort(key=len, reverse=True)
+    chains.sort(key=lambda chain: (len(chain), chain[-1].sum.number), reverse=True)
     kept: list[list[Link]] = []
     for chain in chains:
         own = [link for link in chain if not any(link in other for other in kept)]
@@ -210,20 +218,21 @@ def attention_of(
             if term.origin is softmax:
                 values.append(node.inputs[1 - place])
                 after = term.factor
-                over = over or _summed_over(node.about.get("sums", (None, None))[place])
-    normed = [term.origin.kind == "norm" for term in (query, key)]
+                over = over or _summed_over(node.about.get("sums", (None, None))[place], after)
+    norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
     shape = softmax.shape
     heads = shape[-3] if len(shape) > 3 else 1
     factor *= query.factor * key.factor
     size = product.about["fan_in"]
-    return Logits(factor, size, layer, any(normed), after, both=all(normed), over=over, heads=heads), values
+    found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms)
+    return found, values
 
 
-def _summed_over(sums: tuple[float, float, float] | None) -> str:
+def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:
     """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
-    if sums is None:
+    if sums is None or abs(after - 1) > 1e-3:
         return ""
     least, largest, others = sums
     if largest <= 1 + 1e-3:
         return "keys"
-    return "queries" if others < 1e-3 else ""
+    return "queries" if others < 1e-3 else "another axis"

@@ -4,6 +4,7 @@ Tests: `tests/auditing/test_torch_audit.py`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import weakref
@@ -100,6 +101,8 @@ def _tensors(value: Any) -> list[Any]:
         return [each for item in value.values() for each in _tensors(item)]
     if isinstance(value, list | tuple):
         return [each for item in value for each in _tensors(item)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _tensors(vars(value))
     return []
 
 
@@ -190,6 +193,7 @@ class _Notes:
             if each.number < 0:  # an operation that does two steps
                 each.number = len(self.nodes)
                 self.nodes.append(each)
+        node.others = tuple(each for each in inputs if each not in node.inputs)
         self._measure(node, first, tensors)
         self.know(first, node)
         moves = is_a(name, "move") and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
@@ -198,6 +202,7 @@ class _Notes:
             if place:
                 kind = "view" if node.kind == "view" else "other"
                 piece = Node(kind, node.inputs, tuple(each.shape), name, node.parameters, fixed=node.fixed)
+                piece.others = node.others
                 piece.rows = None if node.rows is None else _rows(each)
                 self.know(each, piece)
             if moves:

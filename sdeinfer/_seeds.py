@@ -6,12 +6,9 @@ from typing import Any
 
 
 def of_seed(make: Callable[..., Any], seed: int) -> Any:
-    """Call with a seed; without one if a function takes no argument, or a type names no `seed`."""
-    signature = inspect.signature(make)
-    if isinstance(make, type):
-        return make(seed=seed) if "seed" in signature.parameters else make()
-    try:
-        signature.bind(seed)
-    except TypeError:
-        return make()
-    return make(seed)
+    """Call with a seed: of a function that names one, or that needs one argument; without it otherwise."""
+    parameters = inspect.signature(make).parameters
+    if "seed" in parameters:
+        return make(seed=seed)
+    needed = [each for each in parameters.values() if each.default is each.empty and each.kind < each.KEYWORD_ONLY]
+    return make(seed) if needed and not isinstance(make, type) else make()

@@ -5,6 +5,7 @@ Tests: `tests/auditing/test_audit.py`.
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,12 @@ def books_of(network: Any, inputs: Any = None) -> Books:
 def books_from(network: Any, record: Record, given: Inputs) -> Books:
     """Read the books of a pass, with a second one with a token changed, and the laws of all parameters."""
     account = account_of(Graph(record))
-    other = changed(given)
     found = Dependences()
-    if other is not None:
-        found = dependences_of(account, record_of(network, other.inputs), other)
+    for change in changes(given):
+        more = dependences_of(account, record_of(network, change.inputs), change)
+        found = more if more.causal is False or found == Dependences() else found
+        if found.causal is not True:
+            break
     laws = {name: law_of(each) for name, each in account.parameters.items()}
     readings = readings_of(account)
     return Books(account, laws, found, readings, norms_of(account, readings), record.name, given)
@@ -120,29 +123,40 @@ class Change:
     items: int
 
 
-def changed(inputs: Inputs) -> Change | None:
-    """Change a part of the main input; None if there is one item of one token, or no array."""
+def changes(inputs: Inputs) -> Iterator[Change]:
+    """Change a part of the main input: tokens of the middle, near the start and at the end, or half of an image."""
     leaves: list[Any] = []
     mapped(inputs, lambda value: leaves.append(value) if getattr(value, "ndim", 0) > 1 else None)
     main = next((inputs[1][name] for name in ("decoder_input_ids", "input_ids") if name in inputs[1]), None)
     main = main if getattr(main, "ndim", 0) > 1 else next(iter(leaves), None)
     if main is None:
-        return None
-    other = main.clone() if hasattr(main, "clone") else np.array(main)
+        return
     items, tokens, *_ = main.shape
     whole = "int" in str(main.dtype)
+
+    def change(place: Any, values: Any, count: int = items) -> Change:
+        other = main.clone() if hasattr(main, "clone") else np.array(main)
+        other[place] = values
+        return Change(mapped(inputs, lambda value: other if value is main else value), count)
+
     if main.ndim == 2 and not whole and items > 2:  # one item of several vectors
-        other[items // 2] = main[0]
-        items = 1
+        for token in dict.fromkeys((items // 2, 1, items - 1)):
+            yield change(token, main[0], 1)
     elif (main.ndim == 3 or (main.ndim == 2 and whole)) and tokens > 1:
-        other[-1, tokens // 2] = main[0, 0]
+        for token in dict.fromkeys((tokens // 2, 1, tokens - 1)):
+            yield change((-1, token), _another(main, token) if whole else main[0, 0])
     elif main.ndim > 3:
-        other[-1, ..., main.shape[-2] // 2 :, :] = main[0, ..., main.shape[-2] // 2 :, :] * 0.5
-    elif items < 2:
-        return None
-    else:
-        other[-1] = main[0] if whole else main[0] * 0.5
-    return Change(mapped(inputs, lambda value: other if value is main else value), items)
+        half = (..., slice(main.shape[-2] // 2, None), slice(None))
+        yield change((-1, *half), main[(0, *half)] * 0.5)
+    elif items > 1:
+        yield change(-1, main[0] if whole else main[0] * 0.5)
+
+
+def _another(tokens: Any, place: int) -> int:
+    """A token of the input that is not the last item's one at a place; one less, or more, if all are equal."""
+    own = int(tokens[-1, place].reshape(-1)[0])
+    others = [each for each in np.asarray(tokens).reshape(-1).tolist() if each != own]
+    return others[0] if others else own - 1 if own else own + 1
 
 
 def dependences_of(account: Account, record: Record, change: Change) -> Dependences:

@@ -7,6 +7,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+from scipy import stats
+
 from sdeinfer.auditing._account import Logits
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
@@ -23,7 +25,8 @@ def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
     found = {}
     for test in failed:
         own = [by_name[name] for name in test.names]
-        found[id(test)] = _swapped(test, failed, by_name) or cause_of(own, recipe)
+        cause = cause_of(own, recipe)
+        found[id(test)] = cause if "fan" in cause else _swapped(test, failed, by_name) or cause
     return [dataclasses.replace(test, cause=found.get(id(test), test.cause)) for test in tests]
 
 
@@ -54,19 +57,22 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
         yield "1/√(2L)", [1 / d for d in depth], f"the factor 1/√(2L) of {where} is there twice"
         own_layer = [d / x for d, x in zip(depth, layer, strict=True)]
         yield "√(2L)/√(2(l + 1))", own_layer, f"{where} are scaled by their own layer, not by L"
+        yield "√2", [math.sqrt(2)] * count, f"{where} are scaled by 1/√L, not by 1/√(2L)"
     else:
         yield "1/√(2L)", [1 / d for d in depth], f"{where} are scaled with depth, which is not declared"
         yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
     fans = [(max(matrix.fan_in, 1), max(matrix.fan_out, 1)) for matrix in matrices]
-    if all(matrix.places is not None for matrix in matrices):
-        packed = [math.sqrt((i + o) / (i + 3 * o)) for i, o in fans]
-        yield "√((i + o)/(i + 3o))", packed, f"{where} have the fan_out of three matrices in one array"
+    wholes = [matrix.places.outputs for matrix in matrices if matrix.places is not None]
+    if len(wholes) == count:
+        packed = [math.sqrt((i + o) / (i + whole)) for (i, o), whole in zip(fans, wholes, strict=True)]
+        yield "√((i + o)/(i + Σo))", packed, f"{where} have the fan_out of all matrices in one array"
     yield "√2", [math.sqrt(2)] * count, f"{where} have twice the variance, as with a gain of ReLU"
     yield "1/√2", [math.sqrt(0.5)] * count, f"{where} have half the variance, as without a gain of ReLU"
     yield "1/√(2(l + 1))", [1 / x for x in layer], f"{where} are scaled by their own layer"
     default = [1 / math.sqrt(3 * i) / sd for (i, _), sd in zip(fans, sds, strict=True)]
     says = f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
-    yield "default/σ", default, says
+    if all(row.law.name != "normal" for row in own):
+        yield "default/σ", default, says
     if all(i != o for i, o in fans):
         yield "√(fan_in/fan_out)", [math.sqrt(i / o) for i, o in fans], f"fan_out is taken for fan_in in {where}"
         yield "√(fan_out/fan_in)", [math.sqrt(o / i) for i, o in fans], f"fan_in is taken for fan_out in {where}"
@@ -84,8 +90,13 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, list[floa
     yield "1/(σ√n)", width, f"{where} have σ = 1/√n"
     of_fan = [i**-0.5 / sd for (i, _), sd in zip(fans, sds, strict=True)]
     yield "1/(σ√fan_in)", of_fan, f"{where} have σ = 1/√fan_in"
-    yield ".880", [0.8796] * count, f"{where} are truncated at ±2σ without a correction"
-    yield "√3", [3**0.5] * count, f"{where} have σ for the bound of a uniform law"
+    if own[0].law.name == "truncated":
+        edge = own[0].law.edge
+        cut = float(stats.truncnorm.std(-edge, edge))
+        yield f"{cut:.3f}", [cut] * count, f"{where} are truncated at ±{edge:.2g}σ without a correction"
+    yield "√3", [3**0.5] * count, f"{where} have the bound of a uniform law for σ"
+    if own[0].law.name == "uniform":
+        yield "1/√3", [3**-0.5] * count, f"{where} have σ for the bound of a uniform law"
 
 
 def _scaled_with_depth(own: list[Row], recipe: Recipe) -> bool:

@@ -8,18 +8,21 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._account import Account, columns_of
 from sdeinfer.auditing._books import Dependences
+from sdeinfer.auditing._graph import Source
 from sdeinfer.auditing._graph_facts import facts_of_graph, failed, in_layer, layers_by_name, parameter_near
-from sdeinfer.auditing._law import Law, copies, repeated_blocks
+from sdeinfer.auditing._law import Law, copies, repeated_slices
+from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._readings import BranchNorms, Reading
+from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some
 
 FAILS = {
     "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
     "outliers": "entries of a matrix that are many standard deviations away",
     "copies": "tensors with equal or correlated entries that are not tied",
-    "shards": "a matrix of equal blocks, as of ranks that share a seed",
+    "shards": "a matrix with equal slices, as of ranks or heads that share a seed",
     "dropout": "a dropout that runs in evaluation mode",
     "items": "an item of the batch that depends on another one",
     "norm": "a norm that multiplies by what it should divide by, or that is not over features",
@@ -54,6 +57,7 @@ def facts_of(
         *_zeros(account, laws, judged=judged),
         *([] if judged else _unlike(account, laws, readings)),
         *_unused(account),
+        *_unused_outputs(account),
     ]
 
 
@@ -98,17 +102,17 @@ def _copies(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
     for first, pairs in by_first.items():
         names = [name for name, _ in pairs]
         equal = all(abs(c) > 0.999 for _, c in pairs)
-        same = parameters[first].shape == parameters[names[0]].shape
+        same = parameters[first].shape == parameters[names[0]].shape and math.isfinite(pairs[0][1])
         scaled = equal and not math.isclose(random[first].sd, random[names[0]].sd, rel_tol=1e-4)
         how = f"are correlated ({pairs[0][1]:.2f})"
         if equal:
             how = "are equal" if same and not scaled else "have the same random numbers"
         yield failed("copies", first, f"{first} and {some(names)} {how}", first, *names)
     wholes = [m.array for m in account.matrices.values() if m.linear]
-    blocks = {name: repeated_blocks(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
-    repeated = [name for name, count in blocks.items() if count > 1]
+    counts = {name: repeated_slices(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
+    repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        says = f"{some(repeated)} consist of {blocks[repeated[0]]} equal blocks, as of ranks that share a seed"
+        says = f"{some(repeated)} have {counts[repeated[0]]} equal slices, as of ranks or heads that share a seed"
         yield failed("shards", repeated[0], says, *repeated)
 
 
@@ -170,6 +174,41 @@ def unreached(account: Account) -> list[str]:
     used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
     stacked = {name.split("[")[0] for name in used}
     return [name for name, each in record.parameters.items() if name not in used | stacked and each.size]
+
+
+def _unused_outputs(account: Account) -> Iterator[Test]:
+    """Products of which some outputs are cut off, and used by nothing."""
+    record = account.graph.record
+    readers: dict[int, list[Node]] = {}
+    for node in record.nodes:
+        for each in node.inputs:
+            readers.setdefault(each.number, []).append(node)
+    inside = {matrix.array for matrix in account.matrices.values() if matrix.layer is not None}
+    for name in inside & {*record.parameters}:
+        product, *others = account.uses.get(name, [Node("none", (), ())])
+        pieces = _pieces(product, readers) if product.kind == "product" and not others else None
+        columns = [columns_of(record, Source(product, moves=(moves,))) for moves in pieces or ()]
+        known = [each for each in columns if each is not None]
+        outputs = product.shape[-1] if product.shape else 0
+        left = outputs - len(np.unique(np.concatenate(known))) if known and len(known) == len(columns) else 0
+        if left:
+            yield failed("unused", name, f"{left} of {outputs} outputs of {name} are not used", name)
+
+
+def _pieces(product: Node, readers: Mapping[int, list[Node]]) -> list[tuple[Node, ...]] | None:
+    """The moves to each piece of a product's outputs; None if a use of them all is among them."""
+    found: list[tuple[Node, ...]] = []
+    stack: list[tuple[Node, tuple[Node, ...]]] = [(product, ())]
+    while stack:
+        node, moves = stack.pop()
+        for each in readers.get(node.number, []):
+            if each.kind != "view" or each.moved is None:
+                return None
+            if is_a(each.operation, "piece"):
+                found.append((*moves, each))
+            else:
+                stack.append((each, (*moves, each)))
+    return found or None
 
 
 def _unused(account: Account) -> Iterator[Test]:

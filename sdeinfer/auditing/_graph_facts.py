@@ -150,18 +150,14 @@ def _series(account: Account) -> Iterator[Test]:
         if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
             return
-    branches = [link.branch.origin for link in links]
     for link in links:
-        if branches.count(link.branch.origin) > 1:
-            says = f"what the {link.kind} of layer {link.layer} returns is added to the stream twice"
-            yield failed("series", f"layer {link.layer}", says)
-            return
         if link.again:
-            says = f"the stream is added to a sum that has it already (layer {link.layer})"
+            says = f"{link.again} is added to the stream once more (layer {link.layer})"
             yield failed("series", f"layer {link.layer}", says)
             return
+    gated = {graph.term(side).origin.number for node in record.nodes if node.kind == "gate" for side in node.inputs}
     for link in links:
-        if link.branch.factor * link.skip.factor < 0:
+        if link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
             return
     yield from _not_added(account)

@@ -131,7 +131,7 @@ def _drawn(
     for number, (matrix, found) in enumerate(declared.items()):
         if found is None:
             continue
-        rng = np.random.default_rng([seed, number])
+        rng = np.random.default_rng([seed, number, 1])  # not those of `default_rng(seed)`
         values = found.mean + found.sd * _unit(found.law, rng, matrix.shape)
         if matrix.places is None:
             new[matrix.array] = values

@@ -44,7 +44,10 @@ def bound(inputs: Any, names: list[str] | None, convert: Callable[[Any], Any]) -
 
 def argument_names(function: Callable[..., Any]) -> list[str] | None:
     """Names of a function's arguments; None if it takes any keyword."""
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise InputError("model: its arguments are not known: pass the module that was compiled") from error
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return None
     return [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]

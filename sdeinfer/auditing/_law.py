@@ -5,16 +5,17 @@ Tests: `tests/auditing/test_audit.py`.
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from scipy import stats
 
-from sdeinfer.auditing._record import Parameter
+from sdeinfer.auditing._record import MOST, Parameter
 
 SHARED = 4096
-"""First entries of each tensor that are compared with those of others."""
+"""Entries at each end of a tensor that are compared with those of others."""
 
 FAR = 12.0
 """Robust standard deviations beyond which an entry is an outlier: of 10⁹ normal ones the largest has 6.1."""
@@ -46,14 +47,12 @@ class Law:
 
 def law_of(parameter: Parameter) -> Law:
     """The law of a tensor."""
-    x = parameter.entries()
+    x = _without_padding(parameter)
     size = parameter.size
     if not size:
         return Law(0, 0, 0.0, 0.0, 0.0, 0.0, "zeros")
     if not parameter.finite or not np.isfinite(x).all():
         return Law(size, len(x), math.nan, math.nan, math.nan, math.nan, "not finite")
-    if (x != 0).mean() < 0.999 and x.any():
-        x = x[x != 0]  # a row of zeros, as of a padding token, is no part of the law
     x, outlier = _without_outliers(x, parameter)
     mean, sd = float(x.mean()), float(x.std())
     if sd <= 1e-6 * abs(mean) or sd == 0:
@@ -64,6 +63,19 @@ def law_of(parameter: Parameter) -> Law:
     if name == "normal" and _orthogonal(parameter):
         name = "orthogonal"
     return Law(size, len(x), mean, sd, kurtosis, largest, name, edge, outlier)
+
+
+def _without_padding(parameter: Parameter) -> np.ndarray:
+    """Entries outside of a few rows of zeros, as of padding tokens, which are no part of the law."""
+    x = parameter.entries()
+    if len(parameter.shape) < 2 or x.all() or not x.any():
+        return x
+    step = -(-parameter.size // len(x))
+    row = np.arange(0, parameter.size, step | 1 if step > 1 else 1)[: len(x)] // parameter.shape[-1]
+    drawn = np.zeros(row[-1] + 1, bool)
+    drawn[row[x != 0]] = True
+    empty = ~drawn[row]
+    return x[~empty] if len(np.unique(row[empty])) <= max(2, 0.01 * len(drawn)) else x
 
 
 def _without_outliers(x: np.ndarray, parameter: Parameter) -> tuple[np.ndarray, float]:
@@ -83,7 +95,8 @@ def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
     error = math.sqrt(24 / n)
     if n < 32:
         return "other", math.inf
-    if abs(kurtosis + 1.2) < max(6 * error * 0.4, 0.02) and largest < math.sqrt(3) * 1.05:
+    # Largest entries of uniform laws are √3 up to the errors of the mean and of σ.
+    if abs(kurtosis + 1.2) < max(6 * error * 0.4, 0.02) and largest < math.sqrt(3) + max(10.7 / math.sqrt(n), 0.08):
         return "uniform", math.inf
     # A normal law has entries beyond the largest one with this probability.
     short = n * math.log1p(-2 * stats.norm.sf(largest)) if largest < 8 else 0.0
@@ -126,46 +139,54 @@ def _orthogonal(parameter: Parameter) -> bool:
 
 
 def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
-    """Pairs of tensors whose entries are equal or correlated beyond chance (10⁻⁶ for all), with the first of each."""
+    """Pairs of tensors whose first or last entries are equal or correlated beyond chance (10⁻⁶ for all).
+
+    Returns:
+        Each with the first of its pair and the correlation; ∞ for the same entries in another order.
+    """
     names = [
         name
         for name, law in laws.items()
         if law.seen >= 64 and law.name not in ("constant", "zeros", "not finite") and math.isfinite(law.kurtosis)
     ]
-    if len(names) < 2:
-        return []
-    Z = np.zeros((len(names), SHARED), np.float32)
-    counts = np.zeros(len(names))
-    for place, name in enumerate(names):
-        x = parameters[name].read(slice(0, SHARED))
-        z = np.clip((x - laws[name].mean) / (laws[name].sd or 1.0), -4, 4)  # one entry is not a correlation
-        Z[place, : len(x)] = (z - z.mean()) / (z.std() or 1.0)
-        counts[place] = len(x)
-    shared = np.minimum(counts[:, None], counts)
-    correlations = (Z @ Z.T) / shared
-    beyond = stats.norm.isf(1e-6 / len(names) ** 2)
-    first, second = np.nonzero(np.triu(np.abs(correlations) * np.sqrt(shared) > beyond, 1))
     found: dict[str, tuple[str, str, float]] = {}
-    for i, j in zip(first.tolist(), second.tolist(), strict=True):
-        if abs(correlations[i, j]) > 0.05 or shared[i, j] > 2048:
-            found.setdefault(names[j], (names[i], names[j], float(correlations[i, j])))
+    for part in (slice(0, SHARED), slice(-SHARED, None)) if len(names) > 1 else ():
+        Z, counts = _standardised({name: parameters[name].read(part) for name in names}, laws)
+        shared = np.minimum(counts[:, None], counts)
+        correlations = (Z @ Z.T) / shared
+        beyond = stats.norm.isf(1e-6 / len(names) ** 2)
+        first, second = np.nonzero(np.triu(np.abs(correlations) * np.sqrt(shared) > beyond, 1))
+        for i, j in zip(first.tolist(), second.tolist(), strict=True):
+            if abs(correlations[i, j]) > 0.05 or shared[i, j] > 2048:
+                found.setdefault(names[j], (names[i], names[j], float(np.clip(correlations[i, j], -1, 1))))
+    # Moments do not know the order of entries.
+    moments = sorted((laws[n].seen, laws[n].kurtosis, laws[n].largest, n) for n in names if 256 <= laws[n].seen < MOST)
+    for one, other in itertools.pairwise(moments):
+        if one[0] == other[0] and np.allclose(one[1:3], other[1:3], rtol=2e-6, atol=0.0):
+            first, second = sorted((one[3], other[3]), key=names.index)
+            found.setdefault(second, (first, second, math.inf))
     return list(found.values())
 
 
-def repeated_blocks(parameter: Parameter, counts: Sequence[int] = (2, 4, 8)) -> int:
-    """Number of equal blocks that a matrix consists of, as of shards that share a seed; 1 if there are none."""
-    if len(parameter.shape) != 2:
-        return 1
-    rows, columns = parameter.shape
-    if min(rows, columns) < 16:
-        return 1
-    for count in reversed(counts):
-        by_rows = np.arange(count)[:, None] * (rows // count) * columns + np.arange(min(columns, 256))
-        by_columns = np.arange(count)[:, None] * (columns // count) + np.arange(min(columns // count, 64))
-        for index, divides in ((by_rows, rows % count == 0), (by_columns, columns % count == 0)):
-            if not divides or index.shape[1] < 8:
-                continue
-            blocks = parameter.read(index.ravel()).reshape(index.shape)
-            if blocks.std() and np.allclose(blocks, blocks[0], rtol=1e-6, atol=0.0):
-                return count
-    return 1
+def _standardised(entries: Mapping[str, np.ndarray], laws: Mapping[str, Law]) -> tuple[np.ndarray, np.ndarray]:
+    Z, counts = np.zeros((len(entries), SHARED), np.float32), np.zeros(len(entries))
+    for place, (name, x) in enumerate(entries.items()):
+        z = np.clip((x - laws[name].mean) / (laws[name].sd or 1.0), -4, 4)  # one entry is not a correlation
+        Z[place, : len(x)] = (z - z.mean()) / (z.std() or 1.0)
+        counts[place] = len(x)
+    return Z, counts
+
+
+def repeated_slices(parameter: Parameter) -> int:
+    """The largest number of equal slices along an axis, as of ranks or heads that share a seed; 1 if all differ."""
+    shape, most, rng = parameter.shape, 1, np.random.default_rng(0)
+    for axis, count in enumerate(shape):
+        if count < 2 or parameter.size // count < 16:
+            continue
+        index = [rng.integers(n, size=(1, 64)) for n in shape]
+        index[axis] = np.arange(count)[:, None]
+        entries = parameter.read(np.ravel_multi_index(np.broadcast_arrays(*index), shape).ravel()).reshape(count, 64)
+        distinct = (np.diff(np.sort(entries), axis=1) != 0).sum(1)
+        entries = entries[distinct > 8]  # zeros, signs and ones are alike by chance
+        most = max(most, int(np.unique(entries, axis=0, return_counts=True)[1].max(initial=1)))
+    return most

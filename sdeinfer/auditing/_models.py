@@ -3,7 +3,9 @@
 Tests: `tests/auditing/test_audit.py`.
 """
 
+import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +22,7 @@ WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "Distribute
 
 def made(model: Any, seed: int) -> Any:
     """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
-    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type)):
+    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type | functools.partial)):
         model = _made(model, seed)
     return unwrapped(model) if is_torch(model) else model
 
@@ -156,12 +158,17 @@ def _replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
 
 
 def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
+    """Arrays in the places of others, as "w", or as "w[2]" for a part of a stack that a loop cuts."""
     import jax.numpy as jnp
 
     names, leaves, rebuilt = _arrays(tree)
-    return rebuilt(
-        [jnp.asarray(new[name], leaf.dtype) if name in new else leaf for name, leaf in zip(names, leaves, strict=True)]
-    )
+    arrays = {name: np.array(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    for key, values in new.items():
+        name, index = key, ()
+        while name not in arrays and (cut := re.fullmatch(r"(.*)\[(\d+)\]", name)):
+            name, index = cut[1], (int(cut[2]), *index)
+        arrays[name][index] = values.reshape(arrays[name][index].shape)
+    return rebuilt([jnp.asarray(arrays[name], leaf.dtype) for name, leaf in zip(names, leaves, strict=True)])
 
 
 def _key(part: Any) -> str:

@@ -72,8 +72,9 @@ class BranchNorms:
 
     @property
     def before(self) -> bool | None:
-        """Whether all matrices that read the stream read its norm; None if none was seen."""
-        return all(each.normed for each in self.readers) if self.readers else None
+        """Whether all matrices that read the stream read a norm of it; None if none was seen."""
+        start = self.link.skip.origin
+        return all(each.normed and each.origin is not start for each in self.readers) if self.readers else None
 
 
 def readings_of(account: Account) -> list[Reading]:
@@ -162,7 +163,7 @@ def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
         for place, link in enumerate(chain):
             own = graph.between(link.branch.origin, link.skip.origin)
             # A branch beside another one reads the state before that.
-            states = {before.skip.origin.number for before in chain[: place + 1]}
+            states = {each.skip.origin.number for each in chain[: place + 1] if each.layer == link.layer}
             readers = [
                 each
                 for each in readings

@@ -13,7 +13,7 @@ from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._readings import BranchNorms
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._tests import Row, Test
+from sdeinfer.auditing._tests import ALIKE, Row, Test
 
 ORDER = (
     "not finite, dropout, outliers, copies, shards, series, softmax, norm, norms, queries, probabilities, dead, mask, "
@@ -179,7 +179,10 @@ def _clauses(failed: tuple[Test, ...]) -> list[str]:
         first = own[0]
         roles = list(dict.fromkeys(test.what for test in own))
         if first.topic == "σ" and first.cause and len(roles) > 1:
-            says = first.says.replace(first.what, " and ".join(roles), 1)
+            alike = [test for test in own if abs(math.log(test.ratio / first.ratio)) < ALIKE]
+            same = list(dict.fromkeys(test.what for test in alike))
+            others = [test.says for test in own if test not in alike]
+            says = "; ".join([first.says.replace(first.what, " and ".join(same), 1), *others[:2]])
             causes = dict.fromkeys(test.cause for test in own)
             clauses.append(f"{says} the declared: {'; '.join(list(causes)[:2])}")
             continue

@@ -244,6 +244,7 @@ class _Matrices:
             before = not self.graph.reach[node.number] & self.inside & ~(1 << node.number)
             # A table that is added to tokens varies over these, unless it is one of heads.
             role = "offset" if table and (before or usual == "bias" or len(node.shape) < 4) else usual
+            role = "position" if role == "offset" and before and shape[-2] > 1 else role
             role = "mask" if parameters[name].masks else role
             of = next(iter(columns), "") if role == "bias" else ""
             self._note(name, role, node, fans, of, places_of_bias(fans[1], columns) if role == "bias" else None)

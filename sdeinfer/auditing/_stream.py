@@ -42,7 +42,7 @@ class Logits:
 class Link:
     """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that.
 
-    `again` says whether the stream before it, or before the sum before it, is added once more.
+    `again` says what is added once more: the stream before it, or before the sum before it, or what was added.
     """
 
     sum: Node
@@ -53,7 +53,7 @@ class Link:
     before: "Link | None" = dataclasses.field(repr=False)
     kind: str = ""
     layer: int = 0
-    again: bool = False
+    again: str = ""
 
     @property
     def start(self) -> "Link":
@@ -68,15 +68,25 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     """The streams of a network, as of an encoder and a decoder, longest first; sums inside of branches are left out."""
     links: list[Link] = []
     by_sum: dict[int, Link] = {}
+    added: dict[int, list[Link]] = {}  # states of the streams that are added to later ones
     for node in graph.record.nodes:
         if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
-            if (stream := _with_a_state(graph, node, by_sum)) is not None:
-                by_sum[node.number] = stream
-                states = [term.origin for link in (stream, stream.before) if link is not None for term in (link.skip,)]
-                stream.again |= any(graph.term(side).origin in states for side in node.inputs)
-            elif (link := _link(graph, node, by_sum)) is not None:
-                links.append(link)
-                by_sum[node.number] = link
+            one, other = (graph.term(side).origin for side in node.inputs)
+            for late, early in ((one, other), (other, one)):
+                if (link := by_sum.get(late.number)) is not None and _has(graph, link, early, by_sum):
+                    by_sum[node.number] = link
+                    added.setdefault(early.number, []).append(link)
+                    break
+            else:
+                if (link := _link(graph, node, by_sum)) is not None:
+                    links.append(link)
+                    by_sum[node.number] = link
+    for number, (link, *more) in added.items():
+        recent = [each for each in (link, link.before) if each is not None]
+        if number in [each.branch.origin.number for each in recent]:
+            link.again = "what was added to it"
+        elif not more and number in [each.skip.origin.number for each in recent]:
+            link.again = "the stream"
     followed = {id(link.before) for link in links}
     chains = []
     for link in links:
@@ -97,15 +107,14 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     return sorted(kept, key=lambda chain: chain[0].sum.number)
 
 
-def _with_a_state(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
-    """The last link of a stream to which one of its earlier states is added, which is no branch."""
-    one, other = (graph.term(side).origin for side in node.inputs)
-    for late, early in ((one, other), (other, one)):
-        link, before = links.get(late.number), links.get(early.number)
-        if link is not None and early is not late and graph.depends(late, early):
-            if link.start.skip.origin is early or (before is not None and before.start is link.start):
-                return link
-    return None
+def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
+    """Whether a sum of a stream has a tensor already: an earlier state of it, or what one of the last two added."""
+    if early in [each.branch.origin for each in (link, link.before) if each is not None]:
+        return True
+    before = links.get(early.number)
+    if before is link or not graph.depends(link.sum, early):
+        return False
+    return link.start.skip.origin is early or (before is not None and before.start is link.start)
 
 
 def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
@@ -215,7 +224,10 @@ def attention_of(
             continue
         for place, side in enumerate(node.inputs):
             term = graph.term(side)
-            if term.origin is softmax:
+            if softmax in (
+                term.origin,
+                graph.term(term.origin.inputs[0]).origin if term.origin.kind == "norm" else None,
+            ):
                 values.append(node.inputs[1 - place])
                 after = term.factor
                 over = over or _summed_over(node.about.get("sums", (None, None))[place], after)

@@ -202,7 +202,9 @@ def _values(rows: Sequence[Row], account: Account) -> Iterator[Test]:
         if row.by is None or row.by.sd or law.name == "not finite" or not law.size or matrix.role == "mask":
             continue
         values = row.by.mean if row.by.values is None else row.by.values
-        array = account.parameters[name if np.isscalar(values) else matrix.array]
+        array = account.parameters[name]
+        if np.size(values) not in (1, len(array.entries())):  # of the whole array
+            array = account.parameters[matrix.array]
         near = bool(np.allclose(array.entries(), values, rtol=_rounding(array), atol=1e-7))
         role = "" if matrix.role == "other" else f"{matrix.role} "
         topic = row.topic if matrix.linear or matrix.role == "bias" else "value"

@@ -21,7 +21,7 @@ from helpers.internals import (
     law_of,
     of_seed,
     pooled_ratio,
-    repeated_blocks,
+    repeated_slices,
     streams_of,
 )
 from scipy import stats
@@ -107,9 +107,9 @@ def test_copies_and_blocks():
     parameters = {"x": of(x), "same": of(2 * x), "near": of(near), "other": of(drawn(2, (64, 64)))}
     found = copies(parameters, {name: law_of(each) for name, each in parameters.items()})
     assert [(first, second) for first, second, _ in found] == [("x", "same"), ("x", "near")]
-    assert repeated_blocks(of(np.concatenate([x, x]))) == 2
-    assert repeated_blocks(of(np.concatenate([x, x, x, x], 1))) == 4
-    assert repeated_blocks(of(x)) == 1
+    assert repeated_slices(of(np.concatenate([x, x]))) == 2
+    assert repeated_slices(of(np.concatenate([x, x, x, x], 1))) == 4
+    assert repeated_slices(of(x)) == 1
 
 
 def test_no_copies_among_many_independent_tensors():

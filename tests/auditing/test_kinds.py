@@ -159,7 +159,7 @@ def test_three_matrices_in_one_array_are_three():
     for layer in parameters["layers"]:
         layer["qkv"] = layer["qkv"].at[:, N : 2 * N].multiply(0.5**0.5)
     found = audited(parameters=parameters, recipe="xavier")
-    assert "the key matrices have the fan_out of three matrices in one array" in found.verdict
+    assert "the key matrices have the fan_out of all matrices in one array" in found.verdict
     assert "σ of query" not in found.verdict
 
 

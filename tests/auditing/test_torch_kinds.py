@@ -202,7 +202,7 @@ def test_xavier_of_one_array_is_not_that_of_three_matrices():
         for part in weight.chunk(3, 0) if len(weight) == 3 * own.N else [weight]:
             nn.init.xavier_normal_(part)
 
-    for fill, says in ((nn.init.xavier_normal_, "the fan_out of three matrices in one array"), (each, "passed")):
+    for fill, says in ((nn.init.xavier_normal_, "the fan_out of all matrices in one array"), (each, "passed")):
         model = net(packed=True)
         for module in model.modules():
             if isinstance(module, nn.Linear):

@@ -8,7 +8,7 @@ from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
 from sdeinfer.auditing._account import Places, places_of
 from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._law import Law, copies, law_of, repeated_blocks
+from sdeinfer.auditing._law import Law, copies, law_of, repeated_slices
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.auditing._record import Node, Parameter, Record
 from sdeinfer.auditing._stream import streams_of

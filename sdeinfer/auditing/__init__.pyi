@@ -1,5 +1,5 @@
-from ._account import Logits as Logits
 from ._account import Matrix as Matrix
+from ._attention import Logits as Logits
 from ._call import audit as audit
 from ._initialise import Initialised as Initialised
 from ._recipe import Recipe as Recipe

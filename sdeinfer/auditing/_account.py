@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from sdeinfer.auditing._attention import Logits
 from sdeinfer.auditing._graph import Graph, Source
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node, Parameter, Record
-from sdeinfer.auditing._stream import Link, Logits
+from sdeinfer.auditing._stream import Link
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""

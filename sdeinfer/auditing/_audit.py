@@ -18,8 +18,9 @@ from sdeinfer.auditing._models import made
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
 from sdeinfer.auditing._recipe import Recipe, of_rules, unmatched
 from sdeinfer.auditing._recipes import RECIPES
-from sdeinfer.auditing._result import Audit, words_of
+from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows
+from sdeinfer.auditing._words import words_of
 
 OF_CODE = ("factor", "stream", "logits", "reading", "unused", "unlike", "series")
 """Topics of what the code of a model's class may do without saying so in its configuration."""

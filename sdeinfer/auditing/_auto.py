@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import truncnorm
 
-from sdeinfer.auditing._account import Logits, Matrix
+from sdeinfer.auditing._account import Matrix
+from sdeinfer.auditing._attention import Logits
 from sdeinfer.auditing._inputs import text_part
 from sdeinfer.auditing._law import law_of
 from sdeinfer.auditing._models import named

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from scipy import stats
 
-from sdeinfer.auditing._account import Logits
+from sdeinfer.auditing._attention import Logits
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
 

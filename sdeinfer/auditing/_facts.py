@@ -11,11 +11,12 @@ import numpy as np
 from sdeinfer.auditing._account import Account, columns_of
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._graph import Source
-from sdeinfer.auditing._graph_facts import facts_of_graph, failed, in_layer, layers_by_name, parameter_near
+from sdeinfer.auditing._graph_facts import facts_of_graph, failed, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_slices
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._readings import BranchNorms, Reading
 from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer, layers_by_name
 from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some
 
 FAILS = {
@@ -25,14 +26,14 @@ FAILS = {
     "shards": "a matrix with equal slices, as of ranks or heads that share a seed",
     "dropout": "a dropout that runs in evaluation mode",
     "items": "an item of the batch that depends on another one",
-    "norm": "a norm that multiplies by what it should divide by, or that is not over features",
-    "softmax": "probabilities of attention that sum to 1 over queries",
+    "norm": "a norm by another power of the mean square, or one that is not over features",
+    "softmax": "probabilities of attention that do not sum to 1 over keys",
     "probabilities": "a factor of the probabilities after softmax",
     "series": "branches that are not added to one stream, one after the other",
     "unlike": "one layer unlike the others of its role",
-    "unused": "a parameter of a layer that no operation uses",
+    "unused": "a parameter of a layer that no output follows from, or some outputs of a matrix",
     "dead": "a matrix that reads zeros, or zeros through which no gradient passes",
-    "queries": "keys or values that read the stream itself where queries read its norm",
+    "queries": "keys that read the stream itself where queries read its norm, or values of another tensor than keys",
 }
 """Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
 
@@ -48,7 +49,8 @@ def facts_of(
 ) -> list[Test]:
     """All findings; notes are passed."""
     return [
-        *facts_of_graph(account, laws, readings, norms),
+        *facts_of_graph(account, laws, readings),
+        *facts_of_streams(account, norms),
         *_not_finite(account, laws),
         *_outliers(account, laws),
         *_copies(account, laws),

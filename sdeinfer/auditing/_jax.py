@@ -32,6 +32,7 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
 
     closed = jax.make_jaxpr(run)(list(leaves.values()), given)
     walk = _Walk(leaves)
+    walk.stacks = _stacks(closed.jaxpr, list(leaves))
     arguments = [walk.add(Node("input", (), np.shape(value), rows=_rows(value))) for value in given]
     outputs = walk.run(closed.jaxpr, closed.consts, [*walk.parameters.values(), *arguments], [*leaves.values(), *given])
     return Record(
@@ -66,6 +67,7 @@ class _Walk:
         self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
         self.stacked: set[str] = set()
+        self.stacks: set[str] = set()
 
     def parameter(self, name: str) -> Node:
         x = self.arrays[name]
@@ -117,6 +119,10 @@ class _Walk:
     def step(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """One equation."""
         primitive, parameters = equation.primitive, equation.params
+        if primitive.name == "slice" and (number := self.cut(parameters, nodes[0])) is not None:
+            value = values[0][number : number + 1]
+            piece = self.piece(nodes[0], number, value.shape[1:])
+            return [(self.add(Node("view", (piece,), value.shape, "slice", piece.parameters, fixed=True)), value)]
         if primitive.name == "scan":
             return self.scan(equation, nodes, values)
         if primitive.name == "cond":
@@ -169,6 +175,13 @@ class _Walk:
             joined.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
         return [*carry, *joined]
 
+    def cut(self, parameters: Mapping[str, Any], node: Node) -> int | None:
+        """The number of a layer in a stack of all layers, if a slice is that of one."""
+        first, last, shape = parameters["start_indices"], parameters["limit_indices"], node.shape
+        whole = tuple(first[1:]) == (0,) * (len(shape) - 1) and tuple(last[1:]) == shape[1:]
+        stack = node.kind == "parameter" and node.operation in self.stacks
+        return first[0] if stack and whole and last[0] == first[0] + 1 else None
+
     def piece(self, node: Node, number: int, shape: tuple[int, ...]) -> Node:
         """One of the arrays in a stack; of a parameter it is a parameter."""
         whole = node
@@ -181,6 +194,22 @@ class _Walk:
             return self.parameter(name)
         uniform = dict(node.about) if node.about.get("uniform") else {}
         return self.add(Node("view", (node,), shape, "slice", node.parameters, fixed=node.fixed, about=uniform))
+
+
+def _stacks(jaxpr: Any, names: list[str]) -> set[str]:
+    """Arrays of which a function uses nothing but each of the parts along the first axis."""
+    parts: dict[Any, set[int]] = {variable: set() for variable in jaxpr.invars[: len(names)]}
+    for equation in jaxpr.eqns:
+        for variable in equation.invars:
+            if not hasattr(variable, "val") and variable in parts:
+                first = equation.params.get("start_indices", (-1,)) if equation.primitive.name == "slice" else (-1,)
+                parts[variable].add(first[0])
+    found = set()
+    for name, (variable, numbers) in zip(names, parts.items(), strict=True):
+        layers = variable.aval.shape[0] if variable.aval.shape else 0
+        if layers > 1 and numbers == {*range(layers)}:
+            found.add(name)
+    return found
 
 
 def _again(equation: Any, place: int, values: Any) -> Any:

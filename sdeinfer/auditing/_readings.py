@@ -63,12 +63,16 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True)
 class BranchNorms:
-    """The norms of a branch: whether all that it reads of the stream, its sum, and what it adds are normed."""
+    """The norms of a branch: whether all that it reads of the stream, its sum, and what it adds are normed.
+
+    `back` is how many sums before its own the state is that it reads; −1 if it reads no state of its stream.
+    """
 
     link: Link
     readers: tuple[Reading, ...]
     after_sum: bool
     of_branch: bool
+    back: int = -1
 
     @property
     def before(self) -> bool | None:
@@ -162,18 +166,21 @@ def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
     for chain in account.streams:
         for place, link in enumerate(chain):
             own = graph.between(link.branch.origin, link.skip.origin)
+            reads = [each for each in readings if own >> each.product.number & 1]
+            states = {each.skip.origin.number: each for each in chain[: place + 1]}
+            read = {number for each in reads for number in (each.origin.number, each.read.number)} & {*states}
+            back = min((place - chain.index(states[number]) for number in read), default=-1)
             # A branch beside another one reads the state before that.
-            states = {each.skip.origin.number for each in chain[: place + 1] if each.layer == link.layer}
+            recent = {number for number, each in states.items() if each.layer == link.layer}
             readers = [
                 each
-                for each in readings
+                for each in reads
                 if each.role not in ("router", "inner", "mixer output")
-                and own >> each.product.number & 1
-                and {each.origin.number, each.read.number} & states
+                and {each.origin.number, each.read.number} & recent
             ]
             following = chain[place + 1].normed if place + 1 < len(chain) else _ends_normed(account, link)
             writers = [source.normed for source in link.writers]
-            found.append(BranchNorms(link, tuple(readers), following, bool(writers) and all(writers)))
+            found.append(BranchNorms(link, tuple(readers), following, bool(writers) and all(writers), back))
     return found
 
 

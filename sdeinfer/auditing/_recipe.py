@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Account, Logits, Matrix
+from sdeinfer.auditing._account import Account, Matrix
+from sdeinfer.auditing._attention import Logits
 
 
 class Declared(NamedTuple):

@@ -1,4 +1,4 @@
-"""The residual stream, and attentions: the sums that a branch adds to, with factors, from what depends on what.
+"""The residual stream: the sums that a branch adds to, with factors, found from what depends on what.
 
 Tests: `tests/auditing/test_audit.py`.
 """
@@ -6,43 +6,17 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 from collections.abc import Iterable
 
+from sdeinfer.auditing._attention import logits_of
 from sdeinfer.auditing._graph import Graph, Source, Term
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._record import Node
-
-
-@dataclasses.dataclass(frozen=True)
-class Logits:
-    """One attention: the factor c of q kᵀ before softmax, d_k, and a factor of the probabilities after it.
-
-    Attributes:
-        factor: c.
-        head_size: d_k.
-        layer: number of its layer.
-        normed: whether queries or keys are normed.
-        both: whether both are.
-        after: the factor of the probabilities.
-        over: "keys", or "queries" or "another axis" if the probabilities sum to 1 over it; "" where it was not seen.
-        heads: number of heads; 1 where it is not seen.
-        norms: the norms of queries and keys.
-    """
-
-    factor: float
-    head_size: int
-    layer: int | None
-    normed: bool
-    after: float
-    both: bool = False
-    over: str = ""
-    heads: int = 1
-    norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
 
 @dataclasses.dataclass(eq=False)
 class Link:
     """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that.
 
-    `again` says what is added once more: the stream before it, or before the sum before it, or what was added.
+    `again` says what is added twice, in words: the stream before it, or before the sum before it, or what was added.
     """
 
     sum: Node
@@ -84,9 +58,9 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     for number, (link, *more) in added.items():
         recent = [each for each in (link, link.before) if each is not None]
         if number in [each.branch.origin.number for each in recent]:
-            link.again = "what was added to it"
+            link.again = "what a branch returns is added twice"
         elif not more and number in [each.skip.origin.number for each in recent]:
-            link.again = "the stream"
+            link.again = "the stream is added to a sum that has it already, and counts twice"
     followed = {id(link.before) for link in links}
     chains = []
     for link in links:
@@ -193,58 +167,3 @@ def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:
         if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
             kind = "mixer"
     return kind
-
-
-def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
-    """The matrix product of activations that softmax reads, and the factor between; through masks, biases and tanh."""
-    stack, seen = [(softmax.inputs[0], 1.0)], 0
-    while stack and seen < 24:
-        node, factor = stack.pop()
-        seen += 1
-        term = graph.term(node)
-        at, factor = term.origin, factor * term.factor
-        if at.kind == "contraction":
-            return at, factor * at.factors[0]
-        if at.kind in ("sum", "join") or at.operation == "tanh":
-            stack += zip(at.inputs, [factor * c for c in at.factors or (1.0,) * len(at.inputs)], strict=False)
-        elif at.kind == "other" and len(at.inputs) == 1 and "mask" in at.operation:
-            stack.append((at.inputs[0], factor))
-    return None
-
-
-def attention_of(
-    graph: Graph, softmax: Node, pair: tuple[Node, float], layer: int, nodes: list[Node]
-) -> tuple[Logits, list[Node]]:
-    """The attention of a softmax of a product of activations, and what its probabilities weigh."""
-    product, factor = pair
-    query, key = (graph.term(side) for side in product.inputs)
-    after, over, values = 1.0, "", []
-    for node in nodes:
-        if node.kind != "contraction" or node is product:
-            continue
-        for place, side in enumerate(node.inputs):
-            term = graph.term(side)
-            if softmax in (
-                term.origin,
-                graph.term(term.origin.inputs[0]).origin if term.origin.kind == "norm" else None,
-            ):
-                values.append(node.inputs[1 - place])
-                after = term.factor
-                over = over or _summed_over(node.about.get("sums", (None, None))[place], after)
-    norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
-    shape = softmax.shape
-    heads = shape[-3] if len(shape) > 3 else 1
-    factor *= query.factor * key.factor
-    size = product.about["fan_in"]
-    found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms)
-    return found, values
-
-
-def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:
-    """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
-    if sums is None or abs(after - 1) > 1e-3:
-        return ""
-    least, largest, others = sums
-    if largest <= 1 + 1e-3:
-        return "keys"
-    return "queries" if others < 1e-3 else "another axis"

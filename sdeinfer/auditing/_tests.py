@@ -184,9 +184,8 @@ def _says(own: list[Row], log_ratio: float, error: float) -> str:
     matrix = own[0].matrix
     name = matrix.name if len(own) == 1 else pattern_of(matrix.name) if matrix.role in ("inner", "reads") else ""
     name = own[0].group if own[0].group not in (matrix.role, matrix.name) else name
-    role = "" if matrix.role == "other" else matrix.role
     digits, ratio = int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4)), math.exp(log_ratio)
-    what = " ".join(word for word in (role, name) if word)
+    what = " ".join(word for word in (matrix.role.removesuffix("other"), name) if word)
     return f"σ of {what} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
 
 
@@ -202,9 +201,8 @@ def _values(rows: Sequence[Row], account: Account) -> Iterator[Test]:
         if row.by is None or row.by.sd or law.name == "not finite" or not law.size or matrix.role == "mask":
             continue
         values = row.by.mean if row.by.values is None else row.by.values
-        array = account.parameters[name]
-        if np.size(values) not in (1, len(array.entries())):  # of the whole array
-            array = account.parameters[matrix.array]
+        whole = np.size(values) not in (1, len(account.parameters[name].entries()))
+        array = account.parameters[matrix.array if whole else name]
         near = bool(np.allclose(array.entries(), values, rtol=_rounding(array), atol=1e-7))
         role = "" if matrix.role == "other" else f"{matrix.role} "
         topic = row.topic if matrix.linear or matrix.role == "bias" else "value"

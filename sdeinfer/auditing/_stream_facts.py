@@ -1,0 +1,182 @@
+"""Facts of the residual stream that need no recipe: one stream a stack, its sums in series, layers that are alike.
+
+Tests: `tests/auditing/test_kinds.py`.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+from sdeinfer.auditing._account import Account
+from sdeinfer.auditing._attention import logits_of
+from sdeinfer.auditing._graph_facts import failed, parameter_near
+from sdeinfer.auditing._operations import is_a
+from sdeinfer.auditing._readings import BranchNorms
+from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._tests import Test, pattern_of, some
+
+
+def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
+    """Mistakes in what is added to what."""
+    return [*_series(account), *_unlike_norms(norms)]
+
+
+def _series(account: Account) -> Iterator[Test]:
+    """One stream a stack, each sum after the other: no sum left out, no sum of a thing with itself, no difference."""
+    graph, record = account.graph, account.graph.record
+    links = [link for chain in account.streams for link in chain]
+    inner = [node for node in record.nodes if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed]
+    numbers = {link.sum.number for link in links}
+    for link in links:
+        start, branch = link.skip.origin, link.branch.origin
+        for node in inner:
+            if node.number in numbers or not graph.has(branch, node) or graph.has(start, node):
+                continue
+            one, other = (graph.term(side).origin for side in node.inputs)
+            if start in (one, other) and graph.depends(one if other is start else other, start):
+                says = f"the {link.kind} of layer {link.layer} is added to the input of the sum before it, not to it"
+                yield failed("series", f"layer {link.layer}", says)
+                return
+            if start in (one, other) and graph.depends(start, one if other is start else other):
+                says = f"the {link.kind} of layer {link.layer} is added to the branch before it, not to the stream"
+                yield failed("series", f"layer {link.layer}", says)
+                return
+    for node in inner:
+        (one, by_one), (other, by_other) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
+        if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
+            yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
+            return
+    for link in links:
+        if link.again:
+            yield failed("series", f"layer {link.layer}", f"{link.again} (layer {link.layer})")
+            return
+    gated = {graph.term(side).origin.number for node in record.nodes if node.kind == "gate" for side in node.inputs}
+    for link in links:
+        if link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
+            yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
+            return
+    yield from _not_added(account)
+
+
+def _itself(node: Node, factor: float) -> tuple[Node, float]:
+    """The tensor that another one is, with its entries in their places, and a factor."""
+    while True:
+        if node.kind == "view" and is_a(node.operation, "move"):
+            if any(is_a(node.operation, kind) for kind in ("piece", "turn", "transpose")):
+                return node, factor
+        elif node.kind == "scale" and node.about.get("uniform"):
+            factor *= node.factors[0]
+        else:
+            return node, factor
+        node = node.inputs[0]
+
+
+def _not_added(account: Account) -> Iterator[Test]:
+    """Matrices that write to the stream in some layers and not in others, and attentions that no stream has."""
+    layers = layers_by_name(account)
+    written = {in_layer(name, layers)[1] for name in account.writers} - {""}
+    uses = [name for name, nodes in account.uses.items() if nodes[0].kind == "product"]
+    left = [name for name in uses if in_layer(name, layers)[1] in written and name not in account.writers]
+    if left:
+        says = f"what {some(left)} returns is not added to the stream, as it is in other layers"
+        yield failed("series", left[0], says, *left)
+        return
+    graph, record = account.graph, account.graph.record
+    softmax = [n for n in record.nodes if n.kind == "softmax" and logits_of(graph, n)]
+    outside = [node for node in softmax if not _in_a_branch(account, node)]
+    ends = [chain[-1].sum for chain in account.streams]
+    starts = [chain[0].skip.origin for chain in account.streams]
+    series = [
+        node
+        for node in outside
+        if any(graph.depends(node, end) for end in ends)
+        and any(graph.depends(start, node) and _alike(start, ends[0]) for start in starts)
+    ]
+    if not account.streams and len(outside) > 1 and graph.depends(outside[1], outside[0]):
+        yield failed("series", "stream", "no residual stream: what the branches return is not added to what they read")
+    elif series and len(account.streams) > 2:
+        yield failed("series", "attention", f"{len(series)} attentions are not added to the stream: it starts anew")
+    elif account.logits and len(account.streams) > 2:
+        yield from _broken(account)
+
+
+def _alike(node: Node, other: Node) -> bool:
+    """Whether two tensors have the same tokens and width."""
+    return node.shape[-1:] == other.shape[-1:] and math.prod(node.shape) == math.prod(other.shape)
+
+
+def _in_a_branch(account: Account, node: Node) -> bool:
+    graph = account.graph
+    return any(
+        graph.between(link.branch.origin, link.skip.origin) >> node.number & 1
+        for chain in account.streams
+        for link in chain
+    )
+
+
+def _broken(account: Account) -> Iterator[Test]:
+    """Streams of one shape in series, each of which starts with what a matrix of one name returns."""
+    graph = account.graph
+    first = account.streams[0]
+    starts = {}
+    for before, chain in zip(account.streams, account.streams[1:], strict=False):
+        start, end = chain[0].skip.origin, before[-1].sum
+        if not (graph.depends(start, end) and _alike(start, end) and _alike(start, first[-1].sum)):
+            continue
+        products = [source.node for source in graph.sources(start) if source.node.parameters]
+        # A product of a tensor beside which the stream is goes on with it.
+        joined = any(graph.term(node.inputs[0]).origin.kind == "join" for node in products)
+        if products and not joined:
+            name = products[0].parameters[0]
+            starts.setdefault(pattern_of(name), []).append(name)
+    for names in starts.values():
+        if len(names) > 1:
+            says = f"what {some(names)} returns is not added to the stream: each layer starts anew"
+            yield failed("series", names[0], says, *names)
+            return
+
+
+def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
+    """Branches that read the stream itself, or sums that are normed, unlike those of other layers."""
+    by_kind: dict[tuple, list[BranchNorms]] = {}
+    for each in norms:
+        by_kind.setdefault((each.link.kind, each.link.sum.shape), []).append(each)
+    words = {True: "reads the norm of the stream", False: "reads the stream without a norm"}
+    after = {True: "follows a norm of the stream itself", False: "follows no norm of the stream itself"}
+    for (kind, _), own in by_kind.items():
+        reads = [(each.before, each) for each in own if each.before is not None]
+        reads = reads[1:] if own[0].link.before is None and own[0].before is False else reads
+        follows = [(each.link.normed, each) for each in own if each.link.before is not None]
+        backs = [each.back for each in own]
+        usual = max(backs, key=backs.count)
+        same = [(each.back == usual, each) for each in own]
+        for pairs, says in ((reads, words), (follows, after), (same, {False: "reads another state of the stream"})):
+            for value, text in says.items():
+                odd = [each for found, each in pairs if found is value]
+                if 0 < len(odd) <= len(pairs) // 3:
+                    layer = odd[0].link.layer
+                    yield failed(
+                        "unlike", f"layer {layer}", f"{kind} of layer {layer} {text}, unlike that of other layers"
+                    )
+
+
+def layers_by_name(account: Account) -> re.Pattern[str] | None:
+    """What names of parameters of a layer begin with; None if they have nothing in common."""
+    graph, beginnings = account.graph, set()
+    for link in (link for chain in account.streams for link in chain):
+        own = graph.between(link.branch.origin, link.skip.origin)
+        names = [name for node in graph.nodes(own) if not node.fixed for name in node.parameters]
+        parts = [name.split(".")[:-1] for name in names]
+        common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]
+        places = [place for place, part in enumerate(common) if any(letter.isdigit() for letter in part)]
+        if places:
+            beginnings.add(".".join(re.sub(r"\d+", r"\\d+", part) for part in common[: places[-1] + 1]) + r"\.")
+    return re.compile("|".join(sorted(beginnings))) if beginnings else None
+
+
+def in_layer(name: str, layers: re.Pattern[str] | None) -> tuple[str, str]:
+    """The beginning that the parameters of a layer have in common, and the name in it; "" outside of layers."""
+    if layers is not None and (beginning := layers.match(name)):
+        return beginning[0], name[beginning.end() :]
+    return "", re.sub(r"\[\d+\]$", "", name) if name.endswith("]") else ""

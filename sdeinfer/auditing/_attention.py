@@ -96,13 +96,14 @@ def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:
 
 def _apart(graph: Graph, keys: Node, values: Node) -> bool:
     """Whether the matrices of keys and of values read different tensors, none of which is made of the other one."""
-    reads = [
-        [graph.term(source.node.inputs[0]).origin for source in graph.sources(side) if source.node.kind == "product"]
-        for side in (keys, values)
-    ]
+    reads = []
+    for side in (keys, values):
+        products = [source.node for source in graph.sources(side) if source.node.kind == "product"]
+        read = [graph.term(product.inputs[0]).origin for product in products]
+        reads.append([graph.term(node.inputs[0]).origin if node.kind == "norm" else node for node in read])
     near = any(
         one is other or any(graph.has(a, b) and not graph.depends(a, b) for a, b in ((one, other), (other, one)))
         for one in reads[0]
         for other in reads[1]
     )
-    return bool(reads[0] and reads[1]) and not near
+    return all(reads) and not near

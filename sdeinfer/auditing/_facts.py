@@ -230,7 +230,7 @@ def _unused(account: Account) -> Iterator[Test]:
             inside.append(name)
     outside = [name for name in left if name not in inside]
     if inside:
-        yield failed("unused", inside[0], f"no operation uses {some(inside)}", *inside)
+        yield failed("unused", inside[0], f"no output follows from {some(inside)}", *inside)
     if outside:
-        says = f"{len(outside)} parameters are in no operation ({some(outside)})"
+        says = f"no output follows from {some(outside)}"
         yield Test("left", outside[0], passed=True, says=says, names=tuple(outside))

@@ -26,40 +26,53 @@ def weights(seed=0, *, sd=0.05, packed=False, **extra):
 
 def normed(x, gain, bug):
     axis, epsilon = (-2 if bug == "axis" else -1), (1.0 if bug == "epsilon" else 1e-6)
-    y = x / jnp.sqrt(jnp.square(x).mean(axis, keepdims=True) + epsilon) * gain
+    x = x - x.mean(-1, keepdims=True) if bug == "centred" else x
+    square = jnp.square(x).mean(axis, keepdims=True) + epsilon
+    y = x / (square if bug == "mean square" else jnp.sqrt(square)) * gain
     return {"factor": 2.0, "zero": 0.0}.get(bug, 1.0) * y
 
 
-def attention(own, x, bug):
+def attention(own, x, bug, first):
     if "qkv" in own:
         q, k, v = jnp.split(x @ own["qkv"], 3, -1)
+        v = k if bug == "k for v" else v
     else:
         q, k, v = (x @ own[name] for name in "qkv")
+        v = normed(first, own["norm1"], "") @ own["v"] if bug == "values" else v
     q, k, v = (y.reshape(*y.shape[:2], HEADS, -1) for y in (q, k, v))
+    if bug == "norm over tokens":
+        q, k = (y / jnp.sqrt(jnp.square(y).mean(1, keepdims=True)) for y in (q, k))
     scale = {"√n": N**-0.5, "√heads": HEADS**-0.5}.get(bug, (N // HEADS) ** -0.5)
     logits = scale * jnp.einsum("bqhd,bkhd->bhqk", q, k)
     if "mask" in own:
         logits = logits + own["mask"]
-    A = jax.nn.softmax(logits, -2 if bug == "queries" else -1)
+    A = jax.nn.softmax(logits, {"queries": -2, "heads": 1}.get(bug, -1))
     return jnp.einsum("bhqk,bkhd->bqhd", A, v).reshape(x.shape) @ own["o"]
 
 
 def network(parameters, x, *, bug="", bugs_in=range(LAYERS)):
+    first = before = x
     for number, own in enumerate(parameters["layers"]):
         here = bug if number in bugs_in else ""
-        u = x if here == "norm1" else normed(x, own["norm1"], here)
-        branch = attention(own, u, here)
+        u = x if here == "norm1" else normed(before if here == "earlier" else x, own["norm1"], here)
+        branch = attention(own, u, here, first)
+        if "gate" in own:
+            jax.nn.sigmoid(u @ own["gate"])
         y = branch if here == "no sum" else x - branch if here == "subtracted" else x + branch
-        branch = jax.nn.gelu(normed(y, own["norm2"], here) @ own["up"]) @ own["down"]
-        x = (x if here == "second sum" else branch if here == "itself" else y) + branch
+        u = normed(x if here == "parallel" else y, own["norm2"], here)
+        u = u + 0.5 * u[::-1] if here == "items" else u
+        second = jax.nn.gelu(u @ own["up"]) @ own["down"]
+        before, start = x, x if here == "second sum" else second if here == "itself" else y
+        x = start + second
+        x = x + {"twice": second, "again": before}[here] if here in ("twice", "again") else x
     return x
 
 
-def audited(bug="", *, bugs_in=range(LAYERS), parameters=None, inputs=X, **arguments):
+def audited(bug="", *, bugs_in=range(LAYERS), parameters=None, inputs=X, packed=False, **arguments):
     def model(parameters, x):
         return network(parameters, x, bug=bug, bugs_in=bugs_in)
 
-    return si.audit((model, weights() if parameters is None else parameters), inputs, **arguments)
+    return si.audit((model, weights(packed=packed) if parameters is None else parameters), inputs, **arguments)
 
 
 NORMAL = si.audit.recipes.normal(0.05)
@@ -76,6 +89,18 @@ KINDS = {
     "norm1": ({"norm": "pre"}, "read the stream without a norm (attention, layer 0)"),
     "√n": ({"recipe": NORMAL}, "1/√n is taken for 1/√d_k"),
     "√heads": ({"recipe": NORMAL}, "1/√heads is taken for 1/√d_k"),
+    "heads": ({}, "softmax runs over another axis, not over keys"),
+    "values": ({}, "values are of another tensor than keys (layer 1, 3 in all)"),
+    "k for v": ({"packed": True}, "48 of 144 outputs of layers.0.qkv are not used"),
+    "norm over tokens": ({}, "norms of queries or keys are not over the features of a head"),
+    "mean square": ({}, "a norm divides by the mean square, not by its root"),
+    "items": ({}, "an item of the batch changes another one"),
+    "twice": ({"bugs_in": [1]}, "what a branch returns is added twice (layer 1)"),
+    "again": ({}, "the stream is added to a sum that has it already, and counts twice (layer 0)"),
+    "earlier": (
+        {"bugs_in": [2]},
+        "attention of layer 2 reads another state of the stream, unlike that of other layers",
+    ),
 }
 
 
@@ -92,6 +117,55 @@ def test_the_same_without_a_mistake():
     assert audited(recipe=NORMAL, norm="pre", causal=False).passed, "all that is declared was tested"
 
 
+@pytest.mark.parametrize("style", ["centred", "parallel"])
+def test_norms_by_hand_and_parallel_branches_pass(style):
+    assert audited(style, recipe=NORMAL, norm="pre", causal=False).passed, style
+
+
+def test_what_is_computed_and_not_used_is_named():
+    found = audited(parameters=weights(gate=jnp.asarray(0.05 * np.random.default_rng(2).standard_normal((N, N)))))
+    assert "no output follows from layers.0.gate" in found.verdict
+
+
+def test_a_mask_that_leaks_near_its_ends_is_found():
+    """Blocks of four tokens that see each other; a prefix of three that all see."""
+    query, key = np.arange(TOKENS)[:, None], np.arange(TOKENS)
+    for sees in (key // 4 <= query // 4, (key <= query) | (key < 3)):
+        found = audited(parameters=weights(mask=jnp.where(sees, 0.0, -jnp.inf)), causal=True)
+        assert "the causal mask is not there" in found.verdict
+
+
+def of_stacks(parameters, x):
+    def layer(x, own):
+        return network({"layers": [own]}, x), None
+
+    return jax.lax.scan(layer, x.astype(parameters["stacks"]["norm1"].dtype), parameters["stacks"])[0]
+
+
+def by_index(parameters, x):
+    layers = [jax.tree.map(lambda stack: stack[number], parameters["stacks"]) for number in range(LAYERS)]  # noqa: B023
+    return network({"layers": layers}, x)
+
+
+def stacks(seed=0):
+    return {"stacks": jax.tree.map(lambda *layers: jnp.stack(layers), *weights(seed)["layers"])}
+
+
+@pytest.mark.parametrize("model", [of_stacks, by_index])
+def test_layers_of_a_stack_are_layers(model):
+    """In a scan and by index: rules by layer, initialisation and another draw."""
+    parameters = stacks()
+    scale = (1 + jnp.arange(LAYERS, dtype=jnp.float32)) ** -0.5
+    parameters["stacks"]["down"] *= scale[:, None, None]
+    rule = {"mlp output": lambda matrix: 0.05 / (matrix.layer + 1) ** 0.5}
+    assert si.audit((model, parameters), X, recipe=rule).passed
+    assert si.audit((model, stacks()), X, recipe=rule).passed is False
+    drawn = si.audit.initialise((model, stacks()), "xavier", X)
+    assert drawn.audit.passed, drawn
+    assert drawn.model[1]["stacks"]["q"].std() == pytest.approx(XAVIER, rel=0.05)
+    assert si.audit((model, stacks()), X, like=(model, stacks(1))).passed
+
+
 def test_one_layer_unlike_the_others():
     assert "unlike that of other layers" in audited("norm1", bugs_in=[2]).verdict
     assert "reads is 2 times that of other layers" in audited("factor", bugs_in=[2]).verdict
@@ -99,11 +173,11 @@ def test_one_layer_unlike_the_others():
 
 def test_a_parameter_without_use_is_a_mistake_inside_of_layers():
     found = audited(parameters=weights(q_norm=jnp.ones(N // HEADS)))
-    assert "no operation uses layers.0.q_norm" in found.verdict
+    assert "no output follows from layers.0.q_norm" in found.verdict
     assert audited(parameters=weights(q_norm=jnp.ones(N // HEADS)), allow=["unused"]).passed is None
     outside = audited(parameters=weights() | {"left": jnp.ones(3)})
     assert outside.passed is None
-    assert "1 parameters are in no operation (left)" in outside.verdict
+    assert "no output follows from left" in outside.verdict
 
 
 def test_a_mask_of_infinities_is_legal_where_it_is_added_to_logits():

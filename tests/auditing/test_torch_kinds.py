@@ -17,8 +17,8 @@ KINDS = {
     "a norm is the identity": ({"bug": "norm1"}, {}, PRE, "without a norm"),
     "both norms are": ({"bug": "both norms"}, {}, PRE, "without a norm"),
     "the last norm is": ({"bug": "final norm"}, {}, PRE, "head.weight reads the stream without a norm"),
-    "norms are not called": ({"bug": "norms not called"}, {}, PRE, "no operation uses layers.0.norm1.weight"),
-    "norms of queries are not called": ({"qk": True, "bug": "qk not called"}, {"qk": True}, PRE, "no operation uses"),
+    "norms are not called": ({"bug": "norms not called"}, {}, PRE, "no output follows from layers.0.norm1.weight"),
+    "norms of queries are not called": ({"qk": True, "bug": "qk not called"}, {"qk": True}, PRE, "no output follows from"),
     "norms of queries are missing": ({}, {"qk": True}, {"norm": "pre+qk"}, "queries and keys are not normalised"),
     "a buffer became 0": ({"scale": 0.5, "bug": "scale lost"}, {"scale": 0.5}, {}, "is multiplied by 0"),
     "a factor of a branch became 0": ({"branch": 0.2, "bug": "branch lost"}, {"branch": 0.2}, {}, "is multiplied by 0"),
@@ -71,7 +71,7 @@ def test_a_rule_by_name_is_tested_whatever_the_role():
     model, rule = net(), {"positions": 0.02}
     assert si.audit(model, TOKENS, recipe=rule).passed
     torch.nn.init.normal_(model.positions)
-    assert "σ of offset positions is 52" in str(si.audit(model, TOKENS, recipe=rule))
+    assert "σ of position positions is 52" in str(si.audit(model, TOKENS, recipe=rule))
     assert si.audit(net(scale=0.2), TOKENS, recipe={"*.norm1.weight": (1.0, "constant")}).passed
     wrong = si.audit(net(), TOKENS, recipe={"*.norm1.weight": (0.5, "constant")})
     assert "layers.0.norm1.weight is 1, declared 0.5" in str(wrong)

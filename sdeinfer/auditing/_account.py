@@ -5,6 +5,8 @@ Tests: `tests/auditing/test_audit.py`.
 
 import dataclasses
 import functools
+import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -148,6 +150,27 @@ class Account:
         """The factor of a writer's output over the declared one; 1 where a norm or a parameter is between."""
         source = self.plain_source(array)
         return source.factor / multiplier if source and source.factor and multiplier else 1.0
+
+    @functools.cached_property
+    def unreached(self) -> list[str]:
+        """Parameters that no output follows from."""
+        record = self.graph.record
+        used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
+        stacked = {name.split("[")[0] for name in used}
+        return [name for name, each in record.parameters.items() if name not in used | stacked and each.size]
+
+    @functools.cached_property
+    def layer_names(self) -> re.Pattern[str] | None:
+        """What names of parameters of a layer begin with; None if they have nothing in common."""
+        beginnings = set()
+        for link in (link for chain in self.streams for link in chain):
+            nodes = self.graph.nodes(self.graph.between(link.branch.origin, link.skip.origin))
+            parts = [name.split(".")[:-1] for node in nodes if not node.fixed for name in node.parameters]
+            common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]
+            places = [place for place, part in enumerate(common) if any(letter.isdigit() for letter in part)]
+            if places:
+                beginnings.add(".".join(re.sub(r"\d+", r"\\d+", part) for part in common[: places[-1] + 1]) + r"\.")
+        return re.compile("|".join(sorted(beginnings))) if beginnings else None
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, Parameter]:

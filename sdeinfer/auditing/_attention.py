@@ -79,7 +79,7 @@ def attention_of(
     heads = shape[-3] if len(shape) > 3 else 1
     factor *= query.factor * key.factor
     size = product.about["fan_in"]
-    apart = any(_apart(graph, product.inputs[1], value) for value in values)
+    apart = over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
     found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
     return found, values
 

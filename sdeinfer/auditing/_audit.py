@@ -12,7 +12,7 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._auto import automatic, configured_sd
 from sdeinfer.auditing._books import Books, books_from, books_of, record_of
 from sdeinfer.auditing._causes import explained
-from sdeinfer.auditing._facts import FAILS, facts_of, unreached
+from sdeinfer.auditing._facts import FAILS, facts_of
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
 from sdeinfer.auditing._models import made
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
@@ -172,7 +172,7 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
 def _unreached(books: Books, rule: Recipe) -> list[Test]:
     """Matrices that the pass did not reach: their roles, factors and places are not tested."""
     parameters = books.account.graph.record.parameters
-    left = [name for name in unreached(books.account) if rule.named(name) is None]
+    left = [name for name in books.account.unreached if rule.named(name) is None]
     if not left:
         return []
     matrices = [name for name in left if len(parameters[name].shape) > 1]

@@ -16,7 +16,7 @@ from sdeinfer.auditing._law import Law, copies, repeated_slices
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._readings import BranchNorms, Reading
 from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer, layers_by_name
+from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer
 from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some
 
 FAILS = {
@@ -170,14 +170,6 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
                 yield failed("unlike", names[odd[0]], says, *[names[k] for k in odd])
 
 
-def unreached(account: Account) -> list[str]:
-    """Parameters that are in no operation of the pass."""
-    record = account.graph.record
-    used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
-    stacked = {name.split("[")[0] for name in used}
-    return [name for name, each in record.parameters.items() if name not in used | stacked and each.size]
-
-
 def _unused_outputs(account: Account) -> Iterator[Test]:
     """Products of which some outputs are cut off, and used by nothing."""
     record = account.graph.record
@@ -215,7 +207,7 @@ def _pieces(product: Node, readers: Mapping[int, list[Node]]) -> list[tuple[Node
 
 def _unused(account: Account) -> Iterator[Test]:
     """Parameters without use: mistakes inside of layers, unless others of their kind are used, as of experts."""
-    layers, left = layers_by_name(account), unreached(account)
+    layers, left = account.layer_names, account.unreached
     used = {
         (layer, pattern_of(name))
         for layer, name in (in_layer(each, layers) for each in {*account.graph.record.parameters} - {*left})

@@ -14,49 +14,61 @@ from sdeinfer.auditing._graph_facts import failed, parameter_near
 from sdeinfer.auditing._operations import is_a
 from sdeinfer.auditing._readings import BranchNorms
 from sdeinfer.auditing._record import Node
+from sdeinfer.auditing._stream import Link
 from sdeinfer.auditing._tests import Test, pattern_of, some
 
 
 def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
-    """Mistakes in what is added to what."""
-    return [*_series(account), *_unlike_norms(norms)]
+    """Mistakes in what is added to what: the first one, and layers that are unlike the others."""
+    found = itertools.chain(_not_in_series(account), _twice(account), _subtracted(account), _not_added(account))
+    return [*itertools.islice(found, 1), *_unlike_norms(norms)]
 
 
-def _series(account: Account) -> Iterator[Test]:
-    """One stream a stack, each sum after the other: no sum left out, no sum of a thing with itself, no difference."""
-    graph, record = account.graph, account.graph.record
-    links = [link for chain in account.streams for link in chain]
-    inner = [node for node in record.nodes if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed]
-    numbers = {link.sum.number for link in links}
-    for link in links:
+def _links(account: Account) -> list[Link]:
+    return [link for chain in account.streams for link in chain]
+
+
+def _sums(account: Account) -> list[Node]:
+    nodes = account.graph.record.nodes
+    return [node for node in nodes if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed]
+
+
+def _not_in_series(account: Account) -> Iterator[Test]:
+    """Sums that go on with the input, or with the branch, of the sum before them."""
+    graph, sums = account.graph, _sums(account)
+    numbers = {link.sum.number for link in _links(account)}
+    for link in _links(account):
         start, branch = link.skip.origin, link.branch.origin
-        for node in inner:
-            if node.number in numbers or not graph.has(branch, node) or graph.has(start, node):
+        for node in sums:
+            sides = [graph.term(side).origin for side in node.inputs]
+            inside = graph.has(branch, node) and not graph.has(start, node)
+            if node.number in numbers or not inside or start not in sides:
                 continue
-            one, other = (graph.term(side).origin for side in node.inputs)
-            if start in (one, other) and graph.depends(one if other is start else other, start):
-                says = f"the {link.kind} of layer {link.layer} is added to the input of the sum before it, not to it"
-                yield failed("series", f"layer {link.layer}", says)
-                return
-            if start in (one, other) and graph.depends(start, one if other is start else other):
-                says = f"the {link.kind} of layer {link.layer} is added to the branch before it, not to the stream"
-                yield failed("series", f"layer {link.layer}", says)
-                return
-    for node in inner:
+            other = sides[sides[0] is start]
+            before = "input of the sum" if graph.depends(other, start) else "branch"
+            if before == "branch" and not graph.depends(start, other):
+                continue
+            says = f"the {link.kind} of layer {link.layer} is added to the {before} before it, not to it"
+            yield failed("series", f"layer {link.layer}", says)
+
+
+def _twice(account: Account) -> Iterator[Test]:
+    for node in _sums(account):
         (one, by_one), (other, by_other) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
         if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
-            return
-    for link in links:
+    for link in _links(account):
         if link.again:
             yield failed("series", f"layer {link.layer}", f"{link.again} (layer {link.layer})")
-            return
-    gated = {graph.term(side).origin.number for node in record.nodes if node.kind == "gate" for side in node.inputs}
-    for link in links:
+
+
+def _subtracted(account: Account) -> Iterator[Test]:
+    graph = account.graph
+    gates = [node for node in graph.record.nodes if node.kind == "gate"]
+    gated = {graph.term(side).origin.number for node in gates for side in node.inputs}
+    for link in _links(account):
         if link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
-            return
-    yield from _not_added(account)
 
 
 def _itself(node: Node, factor: float) -> tuple[Node, float]:
@@ -74,7 +86,7 @@ def _itself(node: Node, factor: float) -> tuple[Node, float]:
 
 def _not_added(account: Account) -> Iterator[Test]:
     """Matrices that write to the stream in some layers and not in others, and attentions that no stream has."""
-    layers = layers_by_name(account)
+    layers = account.layer_names
     written = {in_layer(name, layers)[1] for name in account.writers} - {""}
     uses = [name for name, nodes in account.uses.items() if nodes[0].kind == "product"]
     left = [name for name in uses if in_layer(name, layers)[1] in written and name not in account.writers]
@@ -159,20 +171,6 @@ def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
                     yield failed(
                         "unlike", f"layer {layer}", f"{kind} of layer {layer} {text}, unlike that of other layers"
                     )
-
-
-def layers_by_name(account: Account) -> re.Pattern[str] | None:
-    """What names of parameters of a layer begin with; None if they have nothing in common."""
-    graph, beginnings = account.graph, set()
-    for link in (link for chain in account.streams for link in chain):
-        own = graph.between(link.branch.origin, link.skip.origin)
-        names = [name for node in graph.nodes(own) if not node.fixed for name in node.parameters]
-        parts = [name.split(".")[:-1] for name in names]
-        common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]
-        places = [place for place, part in enumerate(common) if any(letter.isdigit() for letter in part)]
-        if places:
-            beginnings.add(".".join(re.sub(r"\d+", r"\\d+", part) for part in common[: places[-1] + 1]) + r"\.")
-    return re.compile("|".join(sorted(beginnings))) if beginnings else None
 
 
 def in_layer(name: str, layers: re.Pattern[str] | None) -> tuple[str, str]:

@@ -40,6 +40,12 @@ class Logits:
 
 def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
     """The matrix product of activations that softmax reads, and the factor between; through masks, biases and tanh."""
+    return next(iter(_products_of(graph, softmax)), None)
+
+
+def _products_of(graph: Graph, softmax: Node) -> list[tuple[Node, float]]:
+    """All of them, as logits may be a sum, or tokens beside each other."""
+    found: dict[Node, float] = {}
     stack, seen = [(softmax.inputs[0], 1.0)], 0
     while stack and seen < 24:
         node, factor = stack.pop()
@@ -47,12 +53,12 @@ def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
         term = graph.term(node)
         at, factor = term.origin, factor * term.factor
         if at.kind == "contraction":
-            return at, factor * at.factors[0]
-        if at.kind in ("sum", "join") or at.operation == "tanh":
+            found.setdefault(at, factor * at.factors[0])
+        elif at.kind in ("sum", "join") or at.operation == "tanh":
             stack += zip(at.inputs, [factor * c for c in at.factors or (1.0,) * len(at.inputs)], strict=False)
         elif at.kind == "other" and len(at.inputs) == 1 and "mask" in at.operation:
             stack.append((at.inputs[0], factor))
-    return None
+    return [*found.items()]
 
 
 def attention_of(
@@ -79,7 +85,8 @@ def attention_of(
     heads = shape[-3] if len(shape) > 3 else 1
     factor *= query.factor * key.factor
     size = product.about["fan_in"]
-    apart = over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
+    alone = len(_products_of(graph, softmax)) == 1
+    apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
     found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
     return found, values
 

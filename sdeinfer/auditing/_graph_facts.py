@@ -53,7 +53,10 @@ def _inverse_norms(account: Account) -> Iterator[Test]:
     for node in graph.record.nodes:
         if node.kind != "norm" or node.rows is None or node.rows.size < 4:
             continue
-        before = graph.term(node.inputs[0]).origin.rows
+        at = node.inputs[0]
+        while at.kind in ("view", "scale"):
+            at = at.inputs[0]
+        before = None if at.kind == "softmax" else graph.term(node.inputs[0]).origin.rows
         if before is None or before.shape != node.rows.shape or not (before > 0).all() or not (node.rows > 0).all():
             continue
         x, y = np.log(before), np.log(node.rows)

@@ -114,36 +114,26 @@ def _reading(account: Account, matrix: Matrix, product: Node) -> Reading:
         return found
     gains = tuple([*at.parameters[:1], *names])
     found = dataclasses.replace(found, read=account.graph.term(at.inputs[0]).origin, norms=gains)
-    before = _before(at, rows)
-    if product.kind == "convolution":  # the features of a token are not a row
+    before = _rows(at.inputs[0])
+    before = rows if before is None or before.shape != rows.shape else before
+    convolves = product.kind == "convolution"  # the features of a token are not a row
+    if convolves:
         rows, before = rows.mean(keepdims=True), before.mean(keepdims=True)
-    shrinks = before / (before + LARGEST_EPSILON)
-    factor, least = math.sqrt(np.median(rows)), math.sqrt(np.median(shrinks))
+    factor, least = math.sqrt(np.median(rows)), math.sqrt(np.median(before / (before + LARGEST_EPSILON)))
     of_unit_length = at.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=ALIKE)
     if not whole or of_unit_length or is_a(at.operation, "batch"):
         return found
-    uniform = all(sd < ALIKE * abs(mean) for name in gains for mean, sd in account.gains.get(name, ()))
-    return dataclasses.replace(found, factor=factor, least=least, even=not uniform or _even(rows, shrinks))
-
-
-def _before(norm: Node, rows: np.ndarray) -> np.ndarray:
-    """Mean squares of the rows that a norm reads."""
-    before = _rows(norm.inputs[0])
-    return rows if before is None or before.shape != rows.shape else before
-
-
-def _even(rows: np.ndarray, shrinks: np.ndarray) -> bool:
-    seen = shrinks > 0.5
-    return not seen.any() or bool(rows[seen].max() < (1 + ALIKE) * (rows[seen] / shrinks[seen]).min())
+    return dataclasses.replace(found, factor=factor, least=least, even=convolves or is_even(at))
 
 
 def is_even(norm: Node) -> bool:
-    """Whether a norm gives all rows one mean square, as over features, before its gain."""
+    """Whether a norm is over features: no row then has a larger mean square than its gain, whatever ε is."""
     gain = norm.about.get("gain", {"mean": 1.0, "sd": 0.0})
-    if norm.rows is None or is_a(norm.operation, "batch") or gain.get("sd", 1.0) > ALIKE * abs(gain.get("mean", 0.0)):
+    mean, sd = gain.get("mean", 1.0), gain.get("sd", 1.0)
+    if norm.rows is None or is_a(norm.operation, "batch") or sd > ALIKE * abs(mean):
         return True
-    before = _before(norm, norm.rows)
-    return _even(norm.rows, before / (before + LARGEST_EPSILON))
+    largest = mean**2 / (norm.shape[-1] if norm.about.get("l2") else 1)
+    return bool(norm.rows.max() < (1 + ALIKE) * largest)
 
 
 def _rows(node: Node) -> np.ndarray | None:

@@ -160,7 +160,7 @@ def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
     for row in own:
         if not row.declared or (row.matrix.role in ("norm", "norm bias") and row.by is not None):
             continue  # a glob of matrices may also match gains
-        if row.law.sd > 0 or (row.law.size == 1 and row.matrix.role == "other"):
+        if row.law.sd > 0 or row.law.size == 1:
             drawn.append(row)
         else:
             says = f"{row.matrix.role} {row.matrix.name} is {value_in_words(row.law)}, where entries are drawn"

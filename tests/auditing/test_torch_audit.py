@@ -185,7 +185,7 @@ FAULTS = {
     of_one_kind: "1.0",
     of_one_matrix: "1.1",
     copied: "are equal",
-    shards: "equal blocks",
+    shards: "equal slices",
     of_the_stream: "the stream is multiplied by 1.25",
     of_one_layer: "is multiplied by 2, declared 1",
     of_dropout: "dropout",

@@ -262,7 +262,7 @@ MUTATIONS = (
     Mutation("audit: inputs of a part", "auditing/_account.py", "self.columns[index // self.inputs] * self.inputs + index", "self.columns[index // self.inputs] * self.outputs + index", "tests/auditing/test_parts.py"),
     Mutation("audit: columns of a part", "auditing/_account.py", "self.columns[index % len(self.columns)]", "index % len(self.columns)", "tests/auditing/test_parts.py"),
     Mutation("audit: a norm adds ε", "auditing/_readings.py", "self.least * (1 - tolerance) * abs(gain)", "0.5 * (1 - tolerance) * abs(gain)", "tests/auditing/test_kinds.py"),
-    Mutation("audit: what a matrix reads", "auditing/_readings.py", "factor=math.sqrt(np.median(rows))", "factor=float(np.median(rows)) ** 0.1", "tests/auditing/test_kinds.py"),
+    Mutation("audit: what a matrix reads", "auditing/_readings.py", "factor, least = math.sqrt(np.median(rows))", "factor, least = float(np.median(rows)) ** 0.1", "tests/auditing/test_kinds.py"),
     Mutation("audit: probabilities over keys", "auditing/_attention.py", "if largest <= 1 + 1e-3:", "if largest <= 100:", "tests/auditing/test_kinds.py"),
     Mutation("audit: what is not tested", "auditing/_result.py", "return True if self.declared and not self.untested else None", "return True if self.declared else None", "tests/auditing/test_kinds.py"),
     Mutation("audit: parameters of a layer without use", "auditing/_facts.py", "if layer and not expert and (layer", "if not layer and not expert and (layer", "tests/auditing/test_kinds.py"),

@@ -106,11 +106,18 @@ def _apart(graph: Graph, keys: Node, values: Node) -> bool:
     reads = []
     for side in (keys, values):
         products = [source.node for source in graph.sources(side) if source.node.kind == "product"]
-        read = [graph.term(product.inputs[0]).origin for product in products]
-        reads.append([graph.term(node.inputs[0]).origin if node.kind == "norm" else node for node in read])
+        reads.append([_before_norms(graph, product.inputs[0]) for product in products])
     near = any(
         one is other or any(graph.has(a, b) and not graph.depends(a, b) for a, b in ((one, other), (other, one)))
         for one in reads[0]
         for other in reads[1]
     )
     return all(reads) and not near
+
+
+def _before_norms(graph: Graph, node: Node) -> Node:
+    """The tensor before norms and convolutions, which may differ between keys and values."""
+    node = graph.term(node).origin
+    while node.kind in ("norm", "convolution") and node.inputs:
+        node = graph.term(node.inputs[0]).origin
+    return node

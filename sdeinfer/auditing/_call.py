@@ -1,6 +1,6 @@
 """`si.audit`, with what belongs to it: an assertion, and audits of a network in training.
 
-Tests: `tests/auditing/test_audit.py`, `tests/auditing/test_torch_audit.py`.
+Tests: `tests/auditing/test_torch_audit.py`.
 """
 
 from typing import Any

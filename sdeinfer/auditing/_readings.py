@@ -132,8 +132,12 @@ def is_even(norm: Node) -> bool:
     mean, sd = gain.get("mean", 1.0), gain.get("sd", 1.0)
     if norm.rows is None or is_a(norm.operation, "batch") or sd > ALIKE * abs(mean):
         return True
-    largest = mean**2 / (norm.shape[-1] if norm.about.get("l2") else 1)
-    return bool(norm.rows.max() < (1 + ALIKE) * largest)
+    rows, unit = norm.rows, mean**2
+    if norm.about.get("l2"):  # of unit length over an axis, entries have the mean square 1/its length
+        unit = float(rows.mean())
+        if not any(math.isclose(unit, 1 / length, rel_tol=ALIKE) for length in norm.shape[1:]):
+            return True
+    return bool(rows.max() < (1 + ALIKE) * unit)
 
 
 def _rows(node: Node) -> np.ndarray | None:

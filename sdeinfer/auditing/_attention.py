@@ -106,7 +106,7 @@ def _apart(graph: Graph, keys: Node, values: Node) -> bool:
     reads = []
     for side in (keys, values):
         products = [source.node for source in graph.sources(side) if source.node.kind == "product"]
-        reads.append([_before_norms(graph, product.inputs[0]) for product in products])
+        reads.append([node for product in products for node in _made_of(product.inputs[0])])
     near = any(
         one is other or any(graph.has(a, b) and not graph.depends(a, b) for a, b in ((one, other), (other, one)))
         for one in reads[0]
@@ -115,9 +115,14 @@ def _apart(graph: Graph, keys: Node, values: Node) -> bool:
     return all(reads) and not near
 
 
-def _before_norms(graph: Graph, node: Node) -> Node:
-    """The tensor before norms and convolutions, which may differ between keys and values."""
-    node = graph.term(node).origin
-    while node.kind in ("norm", "convolution") and node.inputs:
-        node = graph.term(node.inputs[0]).origin
-    return node
+def _made_of(node: Node) -> list[Node]:
+    """The sums and products that a tensor is made of by norms, convolutions and views, which keys have of their own."""
+    found, stack = [], [node]
+    while stack:
+        node = stack.pop()
+        through = node.kind in ("norm", "convolution", "view", "scale", "join") or len(node.inputs) == 1
+        if node.inputs and through and node.kind not in ("product", "contraction", "embedding"):
+            stack += node.inputs
+        else:
+            found.append(node)
+    return found

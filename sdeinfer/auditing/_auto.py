@@ -41,7 +41,7 @@ def automatic(model: Any) -> Recipe | None:
         found, usual = by_name.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
         if found is None:
             return usual if not by_name or not matrix.array else None
-        return found.mean if found.sd == 0 and found.values is None else usual if matrix.role == "norm" else None
+        return found.mean if found.sd == 0 and (found.values is None or np.ptp(found.values) < 1e-6) else None
 
     def layer_scale(matrix: Matrix) -> float | None:
         return None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")

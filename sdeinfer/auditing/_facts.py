@@ -183,15 +183,20 @@ def _unused_outputs(account: Account) -> Iterator[Test]:
         for each in node.inputs:
             readers.setdefault(each.number, []).append(node)
     inside = {matrix.array for matrix in account.matrices.values() if matrix.layer is not None}
-    for name in inside & {*record.parameters}:
+    left: dict[str, str] = {}
+    for name in (name for name in record.parameters if name in inside):
         product, *others = account.uses.get(name, [Node("none", (), ())])
         pieces = _pieces(product, readers) if product.kind == "product" and not others else None
         columns = [columns_of(record, Source(product, moves=(moves,))) for moves in pieces or ()]
         known = [each for each in columns if each is not None]
         outputs = product.shape[-1] if product.shape else 0
-        left = outputs - len(np.unique(np.concatenate(known))) if known and len(known) == len(columns) else 0
-        if left:
-            yield failed("unused", name, f"{left} of {outputs} outputs of {name} are not used", name)
+        used = len(np.unique(np.concatenate(known))) if known and len(known) == len(columns) else outputs
+        if used < outputs:
+            left[name] = f"{outputs - used} of {outputs} outputs"
+    if left:
+        first, *more = left
+        also = f" (and {len(more)} more)" if more else ""
+        yield failed("unused", first, f"{left[first]} of {first} are not used{also}", *left)
 
 
 def _pieces(product: Node, readers: Mapping[int, list[Node]]) -> list[tuple[Node, ...]] | None:

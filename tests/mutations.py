@@ -268,6 +268,12 @@ MUTATIONS = (
     Mutation("audit: parameters of a layer without use", "auditing/_facts.py", "if layer and not expert and (layer", "if not layer and not expert and (layer", "tests/auditing/test_kinds.py"),
     Mutation("audit: the interval of a σ", "auditing/_tests.py", "tail < stats.norm.sf(z)", "tail < 1e3 * stats.norm.sf(z)", "tests/auditing/test_kinds.py tests/auditing/test_audit.py"),
     Mutation("audit: error of another model's σ", "auditing/_tests.py", "math.hypot(self.law.error, 0.0 if", "math.hypot(self.law.error, 0.0 if True or", "tests/auditing/test_parts.py"),
+    Mutation("audit: what no output follows from", "auditing/_record.py", 'if id(node) in used or node.kind == "parameter"', "if node", "tests/auditing/test_kinds.py"),
+    Mutation("audit: tokens that are changed", "auditing/_books.py", "for token in dict.fromkeys((tokens // 2, 1, tokens - 1)):", "for token in (tokens // 2,):", "tests/auditing/test_kinds.py"),
+    Mutation("audit: entries in another order", "auditing/_law.py", "np.allclose(one[1:3], other[1:3], rtol=2e-6, atol=0.0)", "one is other", "tests/auditing/test_audit.py"),
+    Mutation("audit: margin of a uniform law", "auditing/_law.py", "max(10.7 / math.sqrt(n), 0.08)", "0.08", "tests/auditing/test_audit.py"),
+    Mutation("audit: parts of a stack", "auditing/_models.py", "arrays[name][index] = values", "arrays[name][:0] = values", "tests/auditing/test_kinds.py"),
+    Mutation("audit: what is added twice", "auditing/_stream.py", "link.again = \"what", "link.kind = \"what", "tests/auditing/test_kinds.py"),
     Mutation("audit: the logits' factor in all layers", "auditing/_causes.py", "(root, wide, ", "(wide, root, ", "tests/auditing/test_kinds.py"),
     Mutation("audit: errors of exponents", "auditing/_scaling.py", "weight[:, None] ** 2).T @ design", "weight[:, None]).T @ design", "tests/auditing/test_audit.py"),
 )  # fmt: skip

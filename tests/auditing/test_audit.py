@@ -112,6 +112,30 @@ def test_copies_and_blocks():
     assert repeated_slices(of(x)) == 1
 
 
+def test_the_same_entries_in_another_order_are_copies():
+    x, y = drawn(0, (64, 64)), drawn(1, (64, 64))
+    half = np.concatenate([y[:32], x[32:]])
+    parameters = {"x": of(x), "turned": of(0.5 * x.T), "half": of(half), "other": of(drawn(2, (64, 64)))}
+    parameters |= {"heads": of(np.repeat(y.reshape(64, 8, 8)[:, :1], 8, 1))}
+    found = copies(parameters, {name: law_of(each) for name, each in parameters.items()})
+    assert {(first, second) for first, second, _ in found} == {("x", "turned"), ("x", "half")}
+    assert repeated_slices(parameters["heads"]) == 8
+    assert repeated_slices(of(np.sign(x))) == 1, "signs are alike by chance"
+
+
+def test_laws_of_few_entries_and_of_matrices_with_zeros():
+    """Of 3 × 500 uniform laws all are named; 8 columns of zeros in 64 lower σ, a row of zeros does not."""
+    rng = np.random.default_rng(0)
+    for size in (256, 512, 1024):
+        assert {law_of(of(rng.uniform(-1, 1, size))).name for _ in range(500)} == {"uniform"}
+    x = drawn(0, (64, 64))
+    x[:, :8] = 0
+    assert law_of(of(x)).sd == pytest.approx(x.std())
+    padded = drawn(1, (64, 64))
+    padded[0] = 0
+    assert law_of(of(padded)).sd == pytest.approx(padded[1:].std())
+
+
 def test_no_copies_among_many_independent_tensors():
     parameters = {str(seed): of(drawn(seed, (40, 40))) for seed in range(200)}
     assert not copies(parameters, {name: law_of(each) for name, each in parameters.items()})

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Matrix, columns_of
+from sdeinfer.auditing._account import Account, columns_of
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._graph import Source
 from sdeinfer.auditing._graph_facts import facts_of_graph, failed, parameter_near
@@ -85,12 +85,8 @@ def _not_finite(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
 
 def _random(account: Account, laws: Mapping[str, Law]) -> dict[str, Law]:
     """Laws of matrices and tables, whose entries are drawn."""
-    drawn = ("normal", "uniform")  # tables of sines may be equal
-
-    def is_random(name: str, matrix: Matrix) -> bool:
-        return matrix.linear or matrix.role == "embedding" or (matrix.role == "position" and laws[name].name in drawn)
-
-    return {name: laws[name] for name, matrix in account.matrices.items() if is_random(name, matrix)}
+    roles = ("embedding", "position")
+    return {name: laws[name] for name, m in account.matrices.items() if m.linear or m.role in roles}
 
 
 def _outliers(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:

@@ -213,16 +213,12 @@ class _Matrices:
             self.gains.setdefault(node.parameters[0], []).append((gain["mean"], gain["sd"]))
 
     def _scale(self, node: Node) -> None:
-        origin = at = self.graph.term(node.inputs[0]).origin
-        at = node.inputs[0]
-        while (
-            at.kind == "scale"
-            or (at.kind == "view" and is_a(at.operation, "move"))
-            or len(at.inputs) == 1
-            and at.kind == "sum"
-        ):
+        """A parameter that multiplies: the gain of a norm, if no other one is between."""
+        origin, at, gains = self.graph.term(node.inputs[0]).origin, node.inputs[0], 0
+        while at.kind == "scale" or (at.kind == "view" and is_a(at.operation, "move")):
+            gains += at.kind == "scale" and bool(at.parameters)
             at = at.inputs[0]
-        normed = at.kind == "norm"
+        normed = at.kind == "norm" and not gains and not at.parameters
         for name in node.parameters:
             self._note(name, "norm" if normed else "scale", origin)
             if normed and "mean" in node.about:

@@ -68,7 +68,7 @@ class Graph:
     def _written_out(self, node: Node) -> None:
         """Norms, activations, softmax and dropout that are products of a tensor and a function of it."""
         for one, other in (node.inputs[:2], node.inputs[1::-1]):
-            a, b = self._whole(one), self.term(other).origin
+            a, b = self.whole(one), self.term(other).origin
             if not self.has(b, a) or self.depends(b, a):
                 if a.kind != "random" and all(each.kind == "random" for each in self.roots(b)):
                     node.kind, node.inputs, node.factors = "scale", (one,), (1.0,)
@@ -104,7 +104,7 @@ class Graph:
             node = node.inputs[0]
         return node.operation == "linalg_vector_norm"
 
-    def _whole(self, node: Node) -> Node:
+    def whole(self, node: Node) -> Node:
         """The origin of a tensor, or the piece of it that it is."""
         while node.kind in ("view", "scale") and not is_a(node.operation, "piece"):
             node = node.inputs[0]

@@ -66,10 +66,12 @@ def law_of(parameter: Parameter) -> Law:
 
 
 def _without_padding(parameter: Parameter) -> np.ndarray:
-    """Entries outside of a few rows of zeros, as of padding tokens, which are no part of the law."""
+    """Entries outside of a few rows of zeros, as of padding tokens, and of the zeros of an identity."""
     x = parameter.entries()
     if len(parameter.shape) < 2 or x.all() or not x.any():
         return x
+    if np.ptp(x[x != 0]) == 0:  # an identity
+        return x[x != 0]
     step = -(-parameter.size // len(x))
     row = np.arange(0, parameter.size, step | 1 if step > 1 else 1)[: len(x)] // parameter.shape[-1]
     drawn = np.zeros(row[-1] + 1, bool)

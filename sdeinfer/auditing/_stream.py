@@ -97,7 +97,7 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
     for skip, branch in (terms, terms[::-1]):
         at, normed = skip.origin, False
         before = links.get(at.number)
-        if before is None and at.kind == "norm":
+        if before is None and at.kind == "norm" and not is_a(at.operation, "batch"):
             inner = graph.term(at.inputs[0]).origin
             before, normed = links.get(inner.number), inner.number in links
         starts = [before.start.skip.origin] if before is not None else []

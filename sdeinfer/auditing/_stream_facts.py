@@ -40,7 +40,7 @@ def _not_in_series(account: Account) -> Iterator[Test]:
     for link in _links(account):
         start, branch = link.skip.origin, link.branch.origin
         for node in sums:
-            sides = [graph.term(side).origin for side in node.inputs]
+            sides = [graph.whole(side) for side in node.inputs]
             inside = graph.has(branch, node) and not graph.has(start, node)
             if node.number in numbers or not inside or start not in sides:
                 continue
@@ -67,7 +67,7 @@ def _subtracted(account: Account) -> Iterator[Test]:
     gates = [node for node in graph.record.nodes if node.kind == "gate"]
     gated = {graph.term(side).origin.number for node in gates for side in node.inputs}
     for link in _links(account):
-        if link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
+        if link.writers and link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
 
 
@@ -90,6 +90,8 @@ def _not_added(account: Account) -> Iterator[Test]:
     written = {in_layer(name, layers)[1] for name in account.writers} - {""}
     uses = [name for name, nodes in account.uses.items() if nodes[0].kind == "product"]
     left = [name for name in uses if in_layer(name, layers)[1] in written and name not in account.writers]
+    added = {*_added_elsewhere(account)} if left else {}
+    left = [name for name in left if name not in added]
     if left:
         says = f"what {some(left)} returns is not added to the stream, as it is in other layers"
         yield failed("series", left[0], says, *left)
@@ -111,6 +113,18 @@ def _not_added(account: Account) -> Iterator[Test]:
         yield failed("series", "attention", f"{len(series)} attentions are not added to the stream: it starts anew")
     elif account.logits and len(account.streams) > 2:
         yield from _broken(account)
+
+
+def _added_elsewhere(account: Account) -> Iterator[str]:
+    """Matrices whose outputs are added to what does not follow from them, as to a shortcut, or to class tokens."""
+    graph = account.graph
+    for node in graph.record.nodes:
+        if node.kind == "sum" and not node.fixed:
+            latents = [fixed for fixed in node.about.get("fixed", ()) if _alike(node, fixed)]
+            for side, other in zip(node.inputs, [*node.inputs[:0:-1], *node.inputs[:1]], strict=False):
+                for source in graph.sources(side) if latents or other is not side else ():
+                    if other is side or not graph.has(graph.term(other).origin, source.node):
+                        yield from source.node.parameters[:1]
 
 
 def _alike(node: Node, other: Node) -> bool:

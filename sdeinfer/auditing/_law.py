@@ -47,12 +47,12 @@ class Law:
 
 def law_of(parameter: Parameter) -> Law:
     """The law of a tensor."""
-    x = _without_padding(parameter)
-    size = parameter.size
+    x, size = parameter.entries(), parameter.size
     if not size:
         return Law(0, 0, 0.0, 0.0, 0.0, 0.0, "zeros")
     if not parameter.finite or not np.isfinite(x).all():
         return Law(size, len(x), math.nan, math.nan, math.nan, math.nan, "not finite")
+    x = _without_padding(parameter, x)
     x, outlier = _without_outliers(x, parameter)
     mean, sd = float(x.mean()), float(x.std())
     if sd <= 1e-6 * abs(mean) or sd == 0:
@@ -65,9 +65,8 @@ def law_of(parameter: Parameter) -> Law:
     return Law(size, len(x), mean, sd, kurtosis, largest, name, edge, outlier)
 
 
-def _without_padding(parameter: Parameter) -> np.ndarray:
+def _without_padding(parameter: Parameter, x: np.ndarray) -> np.ndarray:
     """Entries outside of a few rows of zeros, as of padding tokens, and of the zeros of an identity."""
-    x = parameter.entries()
     if len(parameter.shape) < 2 or x.all() or not x.any():
         return x
     if np.ptp(x[x != 0]) == 0:  # an identity

@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation("audit: probabilities over keys", "auditing/_attention.py", "if largest <= 1 + 1e-3:", "if largest <= 100:", "tests/auditing/test_kinds.py"),
     Mutation("audit: what is not tested", "auditing/_result.py", "return True if self.declared and not self.untested else None", "return True if self.declared else None", "tests/auditing/test_kinds.py"),
     Mutation("audit: parameters of a layer without use", "auditing/_facts.py", "if layer and not expert and (layer", "if not layer and not expert and (layer", "tests/auditing/test_kinds.py"),
-    Mutation("audit: the interval of a σ", "auditing/_tests.py", "tail < stats.norm.sf(z)", "tail < 1e3 * stats.norm.sf(z)", "tests/auditing/test_kinds.py tests/auditing/test_audit.py"),
+    Mutation("audit: the interval of a σ", "auditing/_tests.py", "tail < stats.norm.sf(z)", "tail < stats.norm.sf(0.1 * z)", "tests/auditing/test_kinds.py tests/auditing/test_audit.py"),
     Mutation("audit: error of another model's σ", "auditing/_tests.py", "math.hypot(self.law.error, 0.0 if", "math.hypot(self.law.error, 0.0 if True or", "tests/auditing/test_parts.py"),
     Mutation("audit: what no output follows from", "auditing/_record.py", 'if id(node) in used or node.kind == "parameter"', "if node", "tests/auditing/test_kinds.py"),
     Mutation("audit: tokens that are changed", "auditing/_books.py", "for token in dict.fromkeys((tokens // 2, 1, tokens - 1)):", "for token in (tokens // 2,):", "tests/auditing/test_kinds.py"),

@@ -35,8 +35,8 @@ def test_the_largest_deviation_of_coverage_is_the_one_that_is_named():
         for held, share in zip(cell.split("/"), (0.5, 0.9), strict=True)
     }
     *largest, _ = max(errors, key=lambda each: errors[each])
-    assert (largest, round(max(errors.values()), 1)) == (["128", "γ"], 2.4)
-    assert r"the largest deviation, of $\gamma$ at $n = 128$, is 2.4 errors" in " ".join(TEXT.split())
+    assert (largest, round(max(errors.values()), 1)) == (["32", "τ0"], 2.7)
+    assert r"the largest deviation, of $\tau_0$ at $n = 32$, is 2.7 errors" in " ".join(TEXT.split())
 
 
 @pytest.mark.slow  # a fit by two laws, and two audits

@@ -82,7 +82,7 @@ def check(
     # The first τ0 that the data do not identify; values out of the law's range make the others depend on its prior.
     unknown = [name for name in unidentified if name in own.beyond][:1]
     beyond = [own.beyond[name] for name in unknown]
-    conditional = [name for name in unknown if not own.beyond[name].passed]
+    conditional = [name for name in unknown if known and not own.beyond[name].passed]
     verdicts = [
         *own.verdicts,
         *of_chains(sampled),

@@ -54,6 +54,22 @@ def test_what_the_data_do_not_tell_is_said_apart(checked):
     assert any(note.startswith("these data do not exclude transformer, ") for note in checked.notes)
 
 
+@pytest.mark.long
+def test_nothing_is_claimed_of_a_fit_that_identifies_nothing():
+    layer, V0 = (
+        si.ShapedTransformer(gamma=0.5, tau0=0.6, c_plus=0.0, c_minus=-1.5),
+        si.equicorrelated(tokens=3, correlation=0.2, norm=2.0),
+    )
+    data = si.sample_networks(layer, V0, width=64, depth=3, networks=2, key=jr.key(0))
+    narrow = {"gamma": dist.Uniform(0.49, 0.51)}
+    short = si.NUTS(chains=4, draws=200, warmup=200)
+    post = si.fit(si.models.full_path, data, prior=narrow, sampler=short, predictions=4, key=jr.key(1))
+    found = si.check(post)
+    assert found.unidentified == ("gamma", "tau0", "c_gap")
+    assert found.state == "good"
+    assert found.verdict == "good: these data do not identify gamma, tau0, c_gap"
+
+
 def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
     kind = template("transformer")
     used = np.broadcast_to(np.arange(networks.sizes["layer"] - 1) < 2, (networks.sizes["network"], 10))

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from scipy.stats import truncnorm
 
-from sdeinfer.auditing._account import Matrix
-from sdeinfer.auditing._attention import Logits
-from sdeinfer.auditing._inputs import text_part
 from sdeinfer.auditing._law import law_of
-from sdeinfer.auditing._models import named
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._recipes import SD, normal
-from sdeinfer.auditing._record import Parameter
+from sdeinfer.passes._account import Matrix
+from sdeinfer.passes._attention import Logits
+from sdeinfer.passes._inputs import text_part
+from sdeinfer.passes._models import named
+from sdeinfer.passes._record import Parameter
 
 LARGEST = 200_000_000
 """Number of parameters up to which twins get memory; of larger models only calls of initialisers are read."""
@@ -163,7 +163,7 @@ def declared_by(model: Any) -> dict[str, Declared]:
 
 def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, Declared]:
     """Parameters that no initialiser was called for: those of two twins are equal, or two draws."""
-    from sdeinfer.auditing._torch import parameter_of
+    from sdeinfer.passes._torch import parameter_of
 
     seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))
     found = {}

@@ -4,22 +4,20 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._inputs import Inputs, argument_names, as_tensor, bound, candidates, mapped, needed
 from sdeinfer.auditing._law import Law, law_of
-from sdeinfer.auditing._models import argument_names_of, is_torch, require_model
-from sdeinfer.auditing._readings import BranchNorms, Reading, norms_of, readings_of
-from sdeinfer.auditing._record import Node, Record
-from sdeinfer.auditing._roles import account_of
-from sdeinfer.auditing._stream import Link, streams_of
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._inputs import Inputs, mapped
+from sdeinfer.passes._pass import first_pass, record_of
+from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
+from sdeinfer.passes._record import Node, Record
+from sdeinfer.passes._roles import account_of
+from sdeinfer.passes._stream import Link, streams_of
 
 ROUNDING = 3e-6
 """Relative difference of a row's mean square up to which two passes differ by rounding."""
@@ -64,55 +62,6 @@ def books_from(network: Any, record: Record, given: Inputs) -> Books:
     laws = {name: law_of(each) for name, each in account.parameters.items()}
     readings = readings_of(account)
     return Books(account, laws, found, readings, norms_of(account, readings), record.name, given)
-
-
-def record_of(network: Any, inputs: Inputs) -> Record:
-    """The record of a pass."""
-    if is_torch(network):
-        from sdeinfer.auditing import _torch as library
-    else:
-        from sdeinfer.auditing import _jax as library
-
-    return library.record_of(network, inputs)
-
-
-def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
-    """The record of a pass, with the inputs given, or with the first ones that fit."""
-    name = type(network).__name__
-    if inputs is not None:
-        given = _bound(network, inputs)
-        try:
-            return record_of(network, given), given
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"inputs: {name} cannot be run with them ({_line(error)})") from error
-    if not is_torch(network):
-        require_model(network)
-        raise InputError(f"inputs: needed for {name}: its argument, or a dict of keyword arguments")
-    errors = []
-    for given in candidates(network):
-        try:
-            return record_of(network, given), given
-        except InputError:
-            raise
-        except Exception as error:
-            errors.append(_line(error))
-    names = ", ".join(needed(network)) or "its argument"
-    why = f" ({errors[0]})" if errors else ""
-    raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{why}")
-
-
-def _bound(network: Any, inputs: Any) -> Inputs:
-    if is_torch(network):
-        return bound(inputs, argument_names(network.forward), functools.partial(as_tensor, module=network))
-    require_model(network)
-    return bound(inputs, argument_names_of(network), np.asarray)
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {text[0][:120]}"
 
 
 @dataclasses.dataclass(frozen=True)

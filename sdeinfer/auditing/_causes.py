@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from scipy import stats
 
-from sdeinfer.auditing._attention import Logits
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
+from sdeinfer.passes._attention import Logits
 
 NEAR = 0.03
 """A ratio is explained by one within so much of its logarithm, and within four of its standard deviations."""

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, columns_of
 from sdeinfer.auditing._books import Dependences
-from sdeinfer.auditing._graph import Source
 from sdeinfer.auditing._graph_facts import facts_of_graph, failed, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_slices
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._readings import BranchNorms, Reading
-from sdeinfer.auditing._record import Node
 from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer
-from sdeinfer.auditing._tests import ALIKE, Test, critical, differs, pattern_of, some
+from sdeinfer.auditing._tests import Test, critical, differs, pattern_of, some
+from sdeinfer.passes._account import Account, columns_of
+from sdeinfer.passes._graph import Source
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._readings import ALIKE, BranchNorms, Reading
+from sdeinfer.passes._record import Node
 
 FAILS = {
     "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._readings import Reading, is_even, name_of
 from sdeinfer.auditing._tests import Test, some
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._readings import Reading, is_even, name_of
 
 
 def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> list[Test]:

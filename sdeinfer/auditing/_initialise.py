@@ -9,14 +9,15 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._audit import judged, recipe_of
-from sdeinfer.auditing._books import books_of, first_pass
-from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._models import filled, made
+from sdeinfer.auditing._books import books_of
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._roles import account_of
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._models import filled, made
+from sdeinfer.passes._pass import first_pass
+from sdeinfer.passes._roles import account_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

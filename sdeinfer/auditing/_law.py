@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
-from sdeinfer.auditing._record import MOST, Parameter
+from sdeinfer.passes._record import MOST, Parameter
 
 SHARED = 4096
 """Entries at each end of a tensor that are compared with those of others."""

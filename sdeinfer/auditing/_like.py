@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._books import ROUNDING, Books, record_of
-from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._models import filled, is_torch
+from sdeinfer.auditing._books import ROUNDING, Books
 from sdeinfer.auditing._recipe import Declared, Recipe
-from sdeinfer.auditing._roles import account_of
 from sdeinfer.auditing._tests import Test
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._models import filled, is_torch
+from sdeinfer.passes._pass import record_of
+from sdeinfer.passes._roles import account_of
 
 
 def other_roles(books: Books, other: Books) -> list[Test]:

@@ -7,13 +7,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._causes import cause_of_logits
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._readings import BranchNorms, Reading
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._tests import ALIKE, Test, value_in_words
+from sdeinfer.auditing._tests import Test, value_in_words
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._readings import ALIKE, BranchNorms, Reading
 
 
 def tests_of_pass(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> list[Test]:

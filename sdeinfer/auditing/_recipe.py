@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._attention import Logits
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._attention import Logits
 
 
 class Declared(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._account import IN_BLOCKS, Matrix
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipe import of_rules as of_rules
+from sdeinfer.passes._account import IN_BLOCKS, Matrix
 
 SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""

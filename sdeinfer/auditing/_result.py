@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sdeinfer._files import write_text
-from sdeinfer.auditing._account import Account
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test
 from sdeinfer.auditing._words import clauses_of
+from sdeinfer.passes._account import Account
 
 ORDER = (
     "not finite, dropout, outliers, copies, shards, series, softmax, norm, norms, queries, probabilities, dead, mask, "

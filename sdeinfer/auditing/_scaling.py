@@ -15,9 +15,9 @@ from scipy import stats
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import recipe_of
 from sdeinfer.auditing._books import books_of
-from sdeinfer.auditing._models import made
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, rows_of
+from sdeinfer.passes._models import made
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

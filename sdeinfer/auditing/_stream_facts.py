@@ -8,14 +8,14 @@ import math
 import re
 from collections.abc import Iterator
 
-from sdeinfer.auditing._account import Account
-from sdeinfer.auditing._attention import logits_of
 from sdeinfer.auditing._graph_facts import failed, parameter_near
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._readings import BranchNorms
-from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream import Link
 from sdeinfer.auditing._tests import Test, pattern_of, some
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._readings import BranchNorms
+from sdeinfer.passes._record import Node
+from sdeinfer.passes._stream import Link
 
 
 def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:

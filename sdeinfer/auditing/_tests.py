@@ -11,16 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from sdeinfer.auditing._account import Account, Matrix
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Declared, Recipe
-from sdeinfer.auditing._record import Parameter
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._readings import ALIKE
+from sdeinfer.passes._record import Parameter
 
 LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
-
-ALIKE = 0.02
-"""A difference of log σ counts if its whole interval is beyond this; a factor in the code may differ by half of it."""
 
 FEWEST = 12
 """Entries below which a σ is not tested: three times the declared one would pass too often."""

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from sdeinfer.auditing._account import IN_BLOCKS, Account
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._readings import BranchNorms
-from sdeinfer.auditing._tests import ALIKE, Test
+from sdeinfer.auditing._tests import Test
+from sdeinfer.passes._account import IN_BLOCKS, Account
+from sdeinfer.passes._readings import ALIKE, BranchNorms
 
 TOGETHER = ("norm", "norms", "law", "bias", "factor", "logits", "stream", "value", "reading")
 """Topics whose failed tests are one clause."""

@@ -91,7 +91,7 @@ def _of_file(path: Path, name: str) -> tuple[Any, Any]:
     make = getattr(module, name, None)
     if not callable(make):
         raise si.InputError(f"{path}: no function {name!r} that makes a model")
-    from sdeinfer.auditing._models import made
+    from sdeinfer.passes._models import made
 
     def model(seed: int) -> Any:
         try:

@@ -6,12 +6,8 @@ from sdeinfer._map_reduce import map_chunks, reduce_chunks
 from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
 from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
-from sdeinfer.auditing._account import Places, places_of
-from sdeinfer.auditing._graph import Graph
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_slices
 from sdeinfer.auditing._recipe import Declared
-from sdeinfer.auditing._record import Node, Parameter, Record
-from sdeinfer.auditing._stream import streams_of
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio
 from sdeinfer.blocks._coefficients import (
     LOG_FACTORS,
@@ -154,6 +150,10 @@ from sdeinfer.observation._dataset import groups_of, outputs_of, truth_of
 from sdeinfer.observation._doubts import rounding_share
 from sdeinfer.observation._store import open_in_chunks, write_parts
 from sdeinfer.observation._stored import observe_file
+from sdeinfer.passes._account import Places, places_of
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._record import Node, Parameter, Record
+from sdeinfer.passes._stream import streams_of
 from sdeinfer.report._fit import summary
 from sdeinfer.solve._forwards import FEW, along_few_numbers
 from sdeinfer.solve._grid import step_grid

@@ -8,12 +8,14 @@ import math
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Matrix
-from sdeinfer.auditing._graph import PRODUCTS
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream import Link
-from sdeinfer.auditing._tests import ALIKE
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._graph import PRODUCTS
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._record import Node
+from sdeinfer.passes._stream import Link
+
+ALIKE = 0.02
+"""A difference of log σ counts if its whole interval is beyond this; a factor in the code may differ by half of it."""
 
 LARGEST_EPSILON = 1e-4
 """The largest number that norms are known to add to a mean square."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdeinfer.auditing._record import Node
+from sdeinfer.passes._record import Node
 
 OPERATIONS = """
 view move: view reshape _unsafe_view expand expand_as squeeze unsqueeze clone contiguous _to_copy to alias detach

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._models import function_of
-from sdeinfer.auditing._operations import is_a, of_jax
-from sdeinfer.auditing._record import Node, Parameter, Record, about
+from sdeinfer.passes._models import function_of
+from sdeinfer.passes._operations import is_a, of_jax
+from sdeinfer.passes._record import Node, Parameter, Record, about
 
 
 def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:

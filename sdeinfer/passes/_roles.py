@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from sdeinfer.auditing._account import Account, Matrix, columns_of, places_of, places_of_bias
-from sdeinfer.auditing._attention import Logits, attention_of, logits_of
-from sdeinfer.auditing._graph import PRODUCTS, Graph, Source
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._record import Node
-from sdeinfer.auditing._stream import Link, kind_of, streams_of
+from sdeinfer.passes._account import Account, Matrix, columns_of, places_of, places_of_bias
+from sdeinfer.passes._attention import Logits, attention_of, logits_of
+from sdeinfer.passes._graph import PRODUCTS, Graph, Source
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._record import Node
+from sdeinfer.passes._stream import Link, kind_of, streams_of
 
 type Roles = dict[int, dict[str, np.ndarray | None]]
 """Roles of each product, with the outputs that have them; None where these are not known."""

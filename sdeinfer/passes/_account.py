@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._attention import Logits
-from sdeinfer.auditing._graph import Graph, Source
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._record import Node, Parameter, Record
-from sdeinfer.auditing._stream import Link
+from sdeinfer.passes._attention import Logits
+from sdeinfer.passes._graph import Graph, Source
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._record import Node, Parameter, Record
+from sdeinfer.passes._stream import Link
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""

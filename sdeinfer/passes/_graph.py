@@ -7,8 +7,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._record import Node, Record
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._models import named
-from sdeinfer.auditing._operations import is_a, of_torch
-from sdeinfer.auditing._record import MOST, Node, Parameter, Record, about
+from sdeinfer.passes._models import named
+from sdeinfer.passes._operations import is_a, of_torch
+from sdeinfer.passes._record import MOST, Node, Parameter, Record, about
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""

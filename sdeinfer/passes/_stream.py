@@ -6,10 +6,10 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 from collections.abc import Iterable
 
-from sdeinfer.auditing._attention import logits_of
-from sdeinfer.auditing._graph import Graph, Source, Term
-from sdeinfer.auditing._operations import is_a
-from sdeinfer.auditing._record import Node
+from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._graph import Graph, Source, Term
+from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._record import Node
 
 
 @dataclasses.dataclass(eq=False)

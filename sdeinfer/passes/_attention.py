@@ -5,8 +5,8 @@ Tests: `tests/auditing/test_kinds.py`.
 
 import dataclasses
 
-from sdeinfer.auditing._graph import Graph
-from sdeinfer.auditing._record import Node
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._record import Node
 
 
 @dataclasses.dataclass(frozen=True)

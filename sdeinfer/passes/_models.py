@@ -14,7 +14,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer._seeds import of_seed
-from sdeinfer.auditing._inputs import argument_names
+from sdeinfer.passes._inputs import argument_names
 
 WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 """Classes of PyTorch that wrap a module, with the attribute that holds it."""

@@ -28,6 +28,7 @@ from sdeinfer.diagnostics._thresholds import EFFECT, EVIDENCE, LEVEL, MOST, MOVE
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.layers import AbstractLayer, kind_in_words
 from sdeinfer.layers._templates import call_of, is_named, sizes_in_words
+from sdeinfer.observation._networks import MEASURED
 
 
 class OwnTests(NamedTuple):
@@ -62,7 +63,9 @@ def tests_of_branches(post: xr.DataTree, table: pd.DataFrame) -> OwnTests:
         ratio, error = table.loc[name, "mean"] / declared[own], table.loc[name, "sd"] / declared[own]
         if abs(ratio - 1) > 4 * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {declared[own]:.3g}")
-    assumed = dict.fromkeys(tests.unconfirmed() if all(each.passed for each in verdicts) else [], "")
+    # What was read from the weights needs no confirmation.
+    unknown = all(each.passed for each in verdicts) and MEASURED not in post.attrs
+    assumed = dict.fromkeys(tests.unconfirmed() if unknown else [], "")
     return OwnTests(verdicts, of_contractions(post, names), notes, assumed)
 
 

@@ -16,6 +16,7 @@ import xarray as xr
 from jaxtyping import Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
+from sdeinfer.blocks._attributes import stack_of
 from sdeinfer.blocks._coefficients import labelled
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
@@ -52,6 +53,7 @@ from sdeinfer.likelihood._statistics import NODES, Estimates, PathStatistics, bl
 from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.observation import validate_branches
 from sdeinfer.observation._dataset import groups_of
+from sdeinfer.observation._networks import BLOCKS, MEASURED, NO_BLOCKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,6 +260,7 @@ class Branches(AbstractProblem):
     model: BranchModel
     order: BlockOrder
     priors: Mapping[str, Any]
+    measured: bool = False  # whether gains and temperatures are those of the weights
 
     def prepare(self, data: xr.Dataset) -> Prepared:
         path = BranchPath.of(data, self.order, self.priors)
@@ -280,12 +283,13 @@ class Branches(AbstractProblem):
         del labels
         path, order = prepared.each, self.order
         return {
-            **data.attrs,
+            **{name: value for name, value in data.attrs.items() if name != MEASURED},
             **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
             **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
             "model": self.model.name,
             "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
             "normed": " ".join(order.normed),
+            **({MEASURED: 1.0} if self.measured else {}),
             **stamp(),
         }
 
@@ -299,6 +303,16 @@ def pose_branches(
     if "increment" not in data:
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
     data = validate_branches(data)
+    measured = architecture is None and data.attrs.get(MEASURED) == 1.0
+    architecture = _blocks_in(data) if architecture is None else architecture
     if not isinstance(architecture, AbstractLayer):
         raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
-    return data, Branches(model, BlockOrder.of_data(architecture, data), prior or {})
+    return data, Branches(model, BlockOrder.of_data(architecture, data), prior or {}, measured)
+
+
+def _blocks_in(data: xr.Dataset) -> AbstractLayer | None:
+    """The blocks that a Dataset describes; None without a description."""
+    if NO_BLOCKS in data.attrs:
+        raise InputError(f"architecture: no blocks describe the network ({data.attrs[NO_BLOCKS]}): give its si.Stack")
+    text = data.attrs.get(BLOCKS)
+    return None if text is None else stack_of(str(text), Pattern.in_attributes(data.attrs))

@@ -76,15 +76,6 @@ def labels_of_networks(array: Any) -> dict[Any, Any]:
     return {name: ("network", each.values) for name, each in own.items()}
 
 
-def first_array(arguments: tuple, keywords: Mapping[str, Any]) -> int | str | None:
-    """The place of the first array, an index or a keyword; `hidden_states` comes before other keywords."""
-    for place, value in enumerate(arguments):
-        if isinstance(value, Shaped):
-            return place
-    order = sorted(keywords, key=lambda name: name != "hidden_states")
-    return next((name for name in order if isinstance(keywords[name], Shaped)), None)
-
-
 def library(name: str, extra: str | None = None) -> Any:
     """Import an optional library, which an extra of its name or another one installs."""
     package = name.partition(".")[0]

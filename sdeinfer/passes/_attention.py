@@ -5,6 +5,8 @@ Tests: `tests/auditing/test_kinds.py`.
 
 import dataclasses
 
+import numpy as np
+
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node
 
@@ -89,6 +91,15 @@ def attention_of(
     apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
     found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
     return found, values
+
+
+def attended(probabilities: np.ndarray) -> np.ndarray | None:
+    """Which tokens each token attends to, by probabilities of heads and items; None if these differ in that."""
+    tokens = probabilities.shape[-1]
+    if probabilities.shape[-2:] != (tokens, tokens):
+        return None
+    found = probabilities.reshape(-1, tokens, tokens) > 0
+    return found[0] if (found == found[0]).all() and found[0].any(axis=1).all() else None
 
 
 def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:

@@ -226,7 +226,8 @@ class Graph:
                 return
         scales = at.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
-        moves = at.moves if node.kind == "scale" and node.about.get("uniform") else ((),)
+        offset = node.kind == "sum" and len(node.inputs) == 1 and node.shape == node.inputs[0].shape
+        moves = at.moves if offset or (node.kind == "scale" and node.about.get("uniform")) else ((),)
         if node.kind == "view":
             (after,) = at.moves
             moves = (None if node.moved is None or after is None else (node, *after),)

@@ -11,15 +11,16 @@ import numpy as np
 
 from sdeinfer.passes._models import function_of
 from sdeinfer.passes._operations import is_a, of_jax
-from sdeinfer.passes._record import Node, Parameter, Record, about
+from sdeinfer.passes._record import Node, Parameter, Record, Watch, about
 
 
-def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
+def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
     """Run a model once, primitive by primitive.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its positional and its keyword arguments.
+        watch: what is done with the arrays of nodes, by the order of these.
     """
     import jax
 
@@ -31,9 +32,9 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
         return function(values, *args, **kwargs)
 
     closed = jax.make_jaxpr(run)(list(leaves.values()), given)
-    walk = _Walk(leaves)
+    walk = _Walk(leaves, watch or {})
     walk.stacks = _stacks(closed.jaxpr, list(leaves))
-    arguments = [walk.add(Node("input", (), np.shape(value), rows=_rows(value))) for value in given]
+    arguments = [walk.seen(Node("input", (), np.shape(value), rows=_rows(value)), value) for value in given]
     outputs = walk.run(closed.jaxpr, closed.consts, [*walk.parameters.values(), *arguments], [*leaves.values(), *given])
     return Record(
         name,
@@ -62,8 +63,9 @@ def _opened(jaxpr: Any) -> tuple[Any, Any]:
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
-    def __init__(self, leaves: Mapping[str, Any]):
+    def __init__(self, leaves: Mapping[str, Any], watch: Watch):
         self.nodes: list[Node] = []
+        self.watch = watch
         self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
         self.stacked: set[str] = set()
@@ -91,6 +93,13 @@ class _Walk:
                 self.add(each)
         node.number = len(self.nodes)
         self.nodes.append(node)
+        return node
+
+    def seen(self, node: Node, value: Any) -> Node:
+        """Add the node of a value, which is shown if it is watched."""
+        self.add(node)
+        if node.number in self.watch:
+            self.watch[node.number](value)
         return node
 
     def constant(self, value: Any) -> Node:
@@ -147,7 +156,7 @@ class _Walk:
                 node.about["sums"] = [_sums(each, own) for each, own in zip(values, axes, strict=True)]
             if node.kind == "view" and not node.fixed and is_a(primitive.name, "move"):
                 node.moved = functools.partial(_again, equation, place)
-            found.append((self.add(node), value))
+            found.append((self.seen(node, value), value))
         return found
 
     def scan(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:

@@ -11,17 +11,17 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.passes._inputs import Inputs, argument_names, as_tensor, bound, candidates, needed
 from sdeinfer.passes._models import argument_names_of, is_torch, require_model
-from sdeinfer.passes._record import Record
+from sdeinfer.passes._record import Record, Watch
 
 
-def record_of(network: Any, inputs: Inputs) -> Record:
-    """The record of a pass."""
+def record_of(network: Any, inputs: Inputs, watch: Watch | None = None) -> Record:
+    """The record of a pass, of which some values are shown, see `Watch`."""
     if is_torch(network):
         from sdeinfer.passes import _torch as library
     else:
         from sdeinfer.passes import _jax as library
 
-    return library.record_of(network, inputs)
+    return library.record_of(network, inputs, watch)
 
 
 def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:

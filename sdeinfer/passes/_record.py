@@ -5,13 +5,16 @@ Tests: `tests/auditing/test_audit.py`.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 MOST = 1 << 16
 """Entries of a parameter from which its law is estimated, evenly spread; σ then has an error of .3 %."""
+
+type Watch = Mapping[int, Callable[[Any], None]]
+"""What is done with the tensors or arrays of some nodes, by the order of these."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -28,6 +31,7 @@ class Node:
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1
+    order: int = -1  # its place among all nodes of the pass, also those that are left out
     moved: Callable[[Any], Any] | None = None  # does to other numbers what a view did to those of its input
     others: tuple["Node", ...] = ()  # what it follows from beside its inputs: weights, indices, conditions
 
@@ -88,8 +92,12 @@ class Record:
     buffers: dict[str, Parameter]
     outputs: list[Node]
     columns: Callable[[tuple[int, ...]], Any]  # an array of this shape that holds the number of each column
+    length: int = 0  # number of all nodes of the pass
 
     def __post_init__(self) -> None:
+        self.length = len(self.nodes)
+        for order, node in enumerate(self.nodes):
+            node.order = order
         used, stack = set(), [*self.outputs]
         while stack:
             node = stack.pop()

@@ -16,14 +16,20 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.passes._models import named
 from sdeinfer.passes._operations import is_a, of_torch
-from sdeinfer.passes._record import MOST, Node, Parameter, Record, about
+from sdeinfer.passes._record import MOST, Node, Parameter, Record, Watch, about
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
 
 
-def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
-    """Run a module once, without gradients and in evaluation mode; it is left as it was."""
+def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
+    """Run a module once, without gradients and in evaluation mode; it is left as it was.
+
+    Arguments:
+        module: the module.
+        inputs: its positional and its keyword arguments.
+        watch: what is done with the tensors of nodes, by the order of these.
+    """
     torch = sys.modules["torch"]
     parameters = named(module.named_parameters(remove_duplicate=False))
     buffers = named(module.named_buffers(remove_duplicate=False))
@@ -32,7 +38,7 @@ def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]]) -> Record:
             raise InputError(f"model: {name} is on the device 'meta': give it memory, as by model.to_empty()")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise InputError(f"model: {name} is {tensor.dtype}: quantised weights are not those of a recipe")
-    tap = _tap_class()(parameters, buffers)
+    tap = _tap_class()(parameters, buffers, watch or {})
     args, kwargs = inputs
     for tensor in _tensors([*args, *kwargs.values()]):
         tap.know(tensor, Node("input", (), tuple(tensor.shape), rows=_rows(tensor)))
@@ -143,8 +149,9 @@ def _tap_class() -> type:
 class _Notes:
     """Nodes of the tensors of a pass, for as long as these live."""
 
-    def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any]):
+    def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], watch: Watch):
         self.nodes: list[Node] = []
+        self.watch = watch
         self.known: dict[int, tuple[Any, Node]] = {}
         self.in_memory: dict[int, list[int]] = {}
         self.storages: dict[int, tuple[str, str]] = {}
@@ -164,6 +171,8 @@ class _Notes:
         if node.number < 0:
             node.number = len(self.nodes)
             self.nodes.append(node)
+            if node.number in self.watch:
+                self.watch[node.number](tensor.detach().clone())  # modules change tensors in place
         self.known[id(tensor)] = weakref.ref(tensor), node
         self.in_memory.setdefault(_memory(tensor), []).append(id(tensor))
         return node

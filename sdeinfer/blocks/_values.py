@@ -1,0 +1,90 @@
+"""What values of a pass show of a block: its activation, mask and rotations, and the kind of a norm.
+
+Tests: `tests/blocks/test_of.py`.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from sdeinfer.blocks._mlp import ACTIVATIONS
+
+SAME = 1e-4
+"""Largest relative difference of values that a network computes in float32 from those of a formula."""
+
+
+def activation_of_values(z: np.ndarray, h: np.ndarray) -> str | None:
+    """The name of the activation with these values h at z; None for another one."""
+    scale = np.abs(h).max()
+    for name, function in ACTIVATIONS.items():
+        if np.abs(np.asarray(function(jnp.asarray(z))) - h).max() <= SAME * scale:
+            return name
+    return None
+
+
+def is_softmax(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> bool:
+    """Whether probabilities are the softmax of scaled logits under a mask.
+
+    Arguments:
+        probabilities: of heads and items, shape (..., tokens, tokens).
+        logits: products of queries and keys, of the same size.
+        mask: whether each token attends to each.
+    """
+    if logits.size != probabilities.size:
+        return False
+    P, Y = (each.reshape(-1, *mask.shape) for each in (probabilities, logits))
+    log, count = np.log(np.where(mask, P, 1.0)), mask.sum(axis=1, keepdims=True)
+    log, Y = ((each - (each * mask).sum(-1, keepdims=True) / count) * mask for each in (log, Y))
+    slope = (log * Y).sum() / max((Y * Y).sum(), 1e-300)
+    return bool(np.abs(log - slope * Y).max() <= SAME * max(1.0, np.abs(log).max()))
+
+
+def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> float | None:
+    """The base of the rotations between queries before and after them; None for other changes.
+
+    Token p of pair j is turned by p · base^(−2j/d), up to an angle that all tokens have in common.
+
+    Arguments:
+        before: queries, shape (…, d), with an axis of tokens.
+        after: those after the rotations, of the same shape.
+        tokens: length of the axis of tokens.
+    """
+    axes = [axis for axis, length in enumerate(before.shape[:-1]) if length == tokens]
+    for axis in axes if tokens > 1 and before.shape == after.shape and before.shape[-1] % 2 == 0 else ():
+        one, other = (np.moveaxis(x, axis, 0).reshape(tokens, -1, x.shape[-1]) for x in (before, after))
+        for half in (True, False):
+            x, y = (_pairs(values, half=half) for values in (one, other))
+            turn, modulus = y * x.conj(), np.abs(x) ** 2
+            angle = turn.sum(1) / modulus.sum(1)  # of each token and pair
+            if np.abs(turn - angle[:, None] * modulus).max() > 10 * SAME * modulus.max():
+                continue
+            steps = (angle[1:] * angle[:-1].conj()).mean(0)
+            if np.abs(np.abs(steps) - 1).max() < 0.01 and (base := _base(np.abs(np.angle(steps)))) is not None:
+                return base
+    return None
+
+
+def _pairs(values: np.ndarray, *, half: bool) -> np.ndarray:
+    """Pairs of features as complex numbers: halves of a head (Llama), or neighbours (GPT-J)."""
+    one, other = np.split(values, 2, axis=-1) if half else (values[..., ::2], values[..., 1::2])
+    return one + 1j * other
+
+
+def _base(angles: np.ndarray) -> float | None:
+    """The base of angles base^(−2j/d); None if they are no such powers."""
+    pairs = len(angles)
+    if abs(angles[0] - 1) > 0.01 or pairs < 2 or (angles <= 0).any():
+        return None
+    base = float(f"{angles[1] ** -pairs:.2g}")
+    far = np.abs(np.log(angles) + np.log(base) * np.arange(pairs) / pairs) > 0.05
+    return None if (far & (angles > 1e-3)).any() else base  # smaller ones are lost in rounding
+
+
+def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
+    """The norms, "layer" and "rms", that make tokens y of x up to one factor a token; both if x has no mean."""
+    x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
+    found = set()
+    for name, centred in (("rms", x), ("layer", x - x.mean(1, keepdims=True))) if x.shape == y.shape else ():
+        factor = (centred * y).sum(1, keepdims=True) / (centred**2).sum(1, keepdims=True)
+        if np.abs(y - factor * centred).max() <= SAME * np.abs(y).max():
+            found.add(name)
+    return found

@@ -1,0 +1,258 @@
+"""What is seen of a residual stream in a pass: its states, and what each branch reads and adds.
+
+Tests: `tests/observation/test_networks.py`.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sdeinfer._files import InputError
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._graph import PRODUCTS, Graph
+from sdeinfer.passes._pass import first_pass, record_of
+from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
+from sdeinfer.passes._record import Node, Watch
+from sdeinfer.passes._roles import account_of
+from sdeinfer.passes._stream import Link
+
+
+class Taps:
+    """Nodes of a pass that is to come, and what is done with their values."""
+
+    def __init__(self) -> None:
+        self._takers: dict[int, list[Callable[[Any], None]]] = defaultdict(list)
+        self._unseen: dict[int, str] = {}
+
+    def require_seen(self) -> None:
+        """Raise an InputError for nodes that the pass did not show, as of fused operations."""
+        for where in filter(None, self._unseen.values()):
+            raise InputError(f"model: {where}: an operation of the model hides it")
+
+    def see(self, where: str, nodes: Mapping[str, Node], take: Callable[[dict[str, Any]], None]) -> None:
+        """Collect the values of some nodes by name, and take them when all are there; `where` is for messages."""
+        values: dict[str, Any] = {}
+        key = len(self._unseen)
+        self._unseen[key] = where
+
+        def keep(name: str, value: Any) -> None:
+            values[name] = value
+            if len(values) == len(nodes):
+                self._unseen[key] = ""
+                take(values.copy())
+                values.clear()
+
+        for name, node in nodes.items():
+            self._takers[node.order].append(functools.partial(keep, name))
+
+    def with_others(self, others: "Taps") -> "Taps":
+        """These taps, and those of another one, which keeps count of its own."""
+        for order, takers in others._takers.items():
+            self._takers[order] += takers
+        return self
+
+    @property
+    def watch(self) -> Watch:
+        """What is done with the values of each node."""
+
+        def show(takers: list[Callable[[Any], None]], value: Any) -> None:
+            for take in takers:
+                take(value)
+
+        return {order: functools.partial(show, takers) for order, takers in self._takers.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """A residual branch of a pass.
+
+    Attributes:
+        link: its sum.
+        place: its number in the stream.
+        name: what the names of its matrices have in common.
+        readings: what the matrices that read the stream read; one tensor.
+        adds: the summand, without the factor of the sum.
+        other: the other summand, the stream.
+        factor: the factor of `adds` in the sum.
+        norms: its norms.
+        matrices: by role its matrices, each with its product.
+        nodes: all nodes between the stream and the sum.
+    """
+
+    link: Link
+    place: int
+    name: str
+    readings: tuple[Reading, ...]
+    adds: Node
+    other: Node
+    factor: float
+    norms: BranchNorms
+    matrices: Mapping[str, list[tuple[Matrix, Node]]]
+    nodes: list[Node]
+
+    @property
+    def where(self) -> str:
+        """The branch in messages."""
+        return f"layer {self.link.layer}, {self.link.kind} ({self.name})"
+
+    @property
+    def reads(self) -> Node:
+        """The tensor that the branch reads, after any norm before it."""
+        return self.readings[0].product.inputs[0]
+
+    def require_one_reading(self) -> None:
+        """Raise an InputError unless its matrices read one tensor with the features of the stream."""
+        if not self.readings:
+            raise InputError(f"{self.where}: no matrix of it is seen that reads the stream")
+        width, first = self.link.sum.shape[-1], self.readings[0]
+        for reading in self.readings:
+            if reading.origin is not first.origin or reading.product.inputs[0].shape[-1:] != (width,):
+                raise InputError(f"{self.where}: {reading.name} reads another tensor than {first.name}")
+
+
+def stream_of(account: Account, names: str | None = None) -> list[Link]:
+    """The residual stream of a network, or the one whose parameters match a glob."""
+    streams = account.streams
+    if names is not None:
+        streams = [chain for chain in streams if any(fnmatch.fnmatchcase(x, names) for x in _names_in(chain))]
+    if len(streams) == 1:
+        return streams[0]
+    if streams:
+        known = ", ".join(sorted({f"{common(_names_in(chain))}.*" for chain in streams}))
+        raise InputError(f"stream: the model has {len(streams)} residual streams: name one, as by {known}")
+    of = "" if names is None else f" with parameters {names!r}"
+    raise InputError(f"stream: the model has no residual stream{of}")
+
+
+def _names_in(chain: Iterable[Link]) -> list[str]:
+    return [name for link in chain for source in link.writers for name in source.node.parameters]
+
+
+def _between(account: Account, link: Link) -> list[Node]:
+    return list(account.graph.nodes(account.graph.between(link.branch.origin, link.skip.origin)))
+
+
+def common(names: Iterable[str]) -> str:
+    """What dotted names begin with, without the last part of the only one."""
+    parts = [name.split(".")[:-1] for name in names]
+    return ".".join(column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False)))
+
+
+def branches_of(account: Account, chain: list[Link]) -> list[Branch]:
+    """The branches of a stream, in order."""
+    norms = {id(each.link): each for each in norms_of(account, readings_of(account))}
+    by_array: dict[str, list[Matrix]] = defaultdict(list)
+    for matrix in account.matrices.values():
+        by_array[matrix.array].append(matrix)
+    found = []
+    for place, link in enumerate(chain):
+        nodes = _between(account, link)
+        matrices: dict[str, list[tuple[Matrix, Node]]] = defaultdict(list)
+        for node in nodes:
+            for matrix in by_array.get(node.parameters[0], ()) if node.kind in PRODUCTS and node.parameters else ():
+                matrices[matrix.role].append((matrix, node))
+        side = next(
+            k for k, each in enumerate(link.sum.inputs) if account.graph.term(each).origin is link.branch.origin
+        )
+        own = norms[id(link)]
+        name = common(each.array for role in matrices.values() for each, _ in role)
+        branch = Branch(
+            link,
+            place,
+            name or f"{link.kind}.{place}",
+            own.readers,
+            link.sum.inputs[side],
+            link.sum.inputs[1 - side],
+            link.sum.factors[side],
+            own,
+            matrices,
+            nodes,
+        )
+        found.append(branch)
+    return found
+
+
+def states_of(branches: list[Branch]) -> list[Node]:
+    """The stream before its first branch, and after the last sum of each layer."""
+    first, last = branches[0], {branch.link.layer: branch.link.sum for branch in branches}
+    # What the sum has and the branch reads; not what only one of both scales.
+    read = first.readings[0].product.inputs[0] if first.readings else first.link.skip.origin
+    shared = _way(read)
+    start = next((node for node in _way(first.other) if node in shared), first.link.skip.origin)
+    return [start, *last.values()]
+
+
+def _way(node: Node) -> list[Node]:
+    """A tensor, and what it was made of by views, factors and norms."""
+    found = [node]
+    while (
+        node.inputs and node.kind in ("view", "scale", "norm", "join") or (node.kind == "sum" and len(node.inputs) == 1)
+    ):
+        node = node.inputs[0]
+        found.append(node)
+    return found
+
+
+def products_in_turn(account: Account) -> list[Node]:
+    """The hidden states of a network without a residual stream: the input, and the output of each matrix, scaled."""
+    record, found = account.graph.record, []
+    for node in record.nodes:
+        if node.kind == "product":
+            found += [node.inputs[0]] if not found else []
+            found.append(node)
+    readers: dict[int, list[Node]] = defaultdict(list)
+    for node in record.nodes:
+        for each in node.inputs:
+            readers[each.number].append(node)
+    for place, node in enumerate(found[1:], start=1):
+        while (
+            len(after := readers[node.number]) == 1 and len(after[0].inputs) == 1 and after[0].kind in ("scale", "sum")
+        ):
+            node = after[0]
+        found[place] = node
+    return found
+
+
+def in_rows(account: Account, chain: list[Link]) -> Callable[[Any], Any]:
+    """Tensors with the entries of the stream as arrays (tokens, width) or (prompts, tokens, width)."""
+    graph, shape = account.graph, chain[0].sum.shape
+    softmaxes = (node for node in graph.record.nodes if node.kind == "softmax" and logits_of(graph, node) is not None)
+    tokens = next((node.shape[-1] for node in softmaxes), None)
+
+    def placed(values: Any) -> Any:
+        values = values.reshape(shape)
+        if len(shape) > 3:
+            values = values.reshape(shape[0], -1, shape[-1])
+        elif len(shape) == 3 and tokens == shape[0] != shape[1]:
+            values = values.swapaxes(0, 1)
+        elif len(shape) == 2 and tokens is not None and shape[0] > tokens and shape[0] % tokens == 0:
+            values = values.reshape(-1, tokens, shape[-1])
+        return values[0] if len(values.shape) == 3 and values.shape[0] == 1 else values
+
+    return placed
+
+
+def observed_pass(network: Any, inputs: Any, plan: Callable[[Account], Taps]) -> Account:
+    """The account of a pass, and a second pass that shows the values of the nodes that a plan names.
+
+    Arguments:
+        network: a module of PyTorch, Flax or Equinox, or a function and its parameters.
+        inputs: see `first_pass`.
+        plan: from the account of a first pass to the taps of a second one; called again if that differs.
+
+    Raises:
+        InputError: for a network that computes other things in each pass.
+    """
+    record, given = first_pass(network, inputs)
+    for _ in range(2):
+        account = account_of(Graph(record))
+        again = record_of(network, given, plan(account).watch)
+        if again.length == record.length:
+            return account
+        record = again  # a first pass may make what later ones keep
+    raise InputError(f"model: {record.name} computes other things in each pass")

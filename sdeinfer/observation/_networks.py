@@ -128,7 +128,7 @@ def observe_branches_of(
         if number == 0 and reader is not None:
             with _noted(described):
                 described[BLOCKS] = text_of(reader.stack(variance_of(account, network, recipe)))
-                described |= {} if recipe is not None else {MEASURED: 1.0}
+                described.update({} if recipe is not None else {MEASURED: 1.0})
         return observer.dataset()
 
     data = joined_branches(_one_by_one(observed, networks, progress=progress))

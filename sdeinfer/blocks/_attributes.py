@@ -63,14 +63,20 @@ def differences(declared: Stack, found: Stack) -> list[str]:
     for own, other in zip(declared.layers, found.layers, strict=True):
         assert isinstance(own, Block)
         assert isinstance(other, Block)
-        one, two = ({**_facts(each), **_facts(each.branch)} for each in (own, other))
-        lines += [
-            f"{own.part_name}: {name} {two[name]}, declared {one[name]}" for name in one if one[name] != two[name]
-        ]
+        one, two = _facts(own), _facts(other)
+        unlike = (name for name in one if one[name] != two[name])
+        lines += [f"{own.part_name}: {name} {two[name]}, declared {one[name]}" for name in unlike]
     return lines
 
 
-def _facts(of: Any) -> dict[str, Any]:
-    names = ("norm", "position", "skip", "heads", "groups", "pattern", "rope", "activation", "gated", "expansion")
-    found = {name: getattr(of, name) for name in names if hasattr(of, name)}
-    return {name: round(x, 3) if isinstance(x, float) else x for name, x in found.items()}
+def _facts(block: Block) -> dict[str, Any]:
+    branch = block.branch
+    found: dict[str, Any] = {"norm": block.norm, "position": block.position, "skip": round(block.skip, 3)}
+    match branch:
+        case SelfAttention():
+            rope = None if branch.rope is None else float(f"{branch.rope:.2g}")
+            found |= {"heads": branch.heads, "key_value_heads": branch.groups, "rope": rope}
+            found |= {"mask": branch.pattern.rows or ("causal" if branch.pattern.causal else None)}
+        case MLP():
+            found |= {"activation": branch.activation, "gated": branch.gated, "expansion": round(branch.expansion, 3)}
+    return found

@@ -19,7 +19,7 @@ from sdeinfer.passes._attention import attended, attention_of, logits_of
 from sdeinfer.passes._models import made
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._stream import Link
-from sdeinfer.passes._taps import Branch, Taps, branches_of, observed_pass, stream_of
+from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, observed_pass, states_of, stream_of
 
 OF_ATTENTION = ("query", "key", "value", "attention output")
 OF_MLP = ("gate", "up", "mlp output")
@@ -47,6 +47,30 @@ def of(model: Any, inputs: Any = None, *, recipe: Any = None, stream: str | None
     Raises:
         InputError: for what no block has, with layer and module.
     """
+    return network_of(model, inputs, recipe=recipe, stream=stream, seed=seed).stack
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkOfBlocks:
+    """A model as blocks.
+
+    Attributes:
+        stack: the blocks of one layer.
+        depth: number of layers.
+        width: n.
+        V0: covariances of the tokens before the first layer, shape (prompts, m, m).
+    """
+
+    stack: Stack
+    depth: int
+    width: int
+    V0: np.ndarray
+
+
+def network_of(
+    model: Any, inputs: Any = None, *, recipe: Any = None, stream: str | None = None, seed: int = 0
+) -> NetworkOfBlocks:
+    """A model as blocks, with its sizes and the tokens before its first layer; see `of`."""
     network = made(model, seed)
     reader: StackReader | None = None
 
@@ -58,7 +82,10 @@ def of(model: Any, inputs: Any = None, *, recipe: Any = None, stream: str | None
 
     account = observed_pass(network, inputs, plan)
     assert reader is not None
-    return reader.stack(variance_of(account, network, recipe))
+    stack, X = reader.stack(variance_of(account, network, recipe)), reader.start
+    assert X is not None
+    prompts = X.reshape(-1, *X.shape[-2:])[: None if inputs is not None else 1]
+    return NetworkOfBlocks(stack, reader.chain[-1].layer + 1, reader.width, prompts @ prompts.mT / reader.width)
 
 
 def variance_of(account: Account, network: Any = None, recipe: Any = None) -> Variance:
@@ -106,9 +133,16 @@ class StackReader:
         self.facts = [self._of_graph(branch) for branch in self.branches]
         self.faults: list[str] = []
         self.taps = Taps()
+        self.start: np.ndarray | None = None
 
     def tap(self) -> None:
-        """Ask for the values that show norms, activations, masks and rotations."""
+        """Ask for the values that show norms, activations, masks and rotations, and for the first tokens."""
+        placed = in_rows(self.account, self.chain)
+
+        def keep(values: dict[str, Any]) -> None:
+            self.start = _numbers(placed(values["X"]))
+
+        self.taps.see("the tokens before its first layer", {"X": states_of(self.branches)[0]}, keep)
         for facts in self.facts:
             if facts.position is not None:
                 self._tap_norm(facts)

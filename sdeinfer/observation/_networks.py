@@ -30,11 +30,6 @@ BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
 """Attributes of a Dataset of branches: its blocks as text, or why there are none; and whether weights were measured."""
 
 
-def is_network(given: Any) -> bool:
-    """Whether it is a model, a function that makes one, or a function with its parameters; not hidden states."""
-    return callable(given) or (isinstance(given, tuple) and len(given) == 2 and callable(given[0]))
-
-
 def observe_networks(
     model: Any,
     inputs: Any = None,

@@ -13,8 +13,9 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import Shaped, as_array, in_order
 from sdeinfer.observation._doubts import require_layers
-from sdeinfer.observation._networks import is_network, observe_networks
+from sdeinfer.observation._networks import observe_networks
 from sdeinfer.observation._observer import Observer
+from sdeinfer.passes._models import is_network
 
 
 def observe(

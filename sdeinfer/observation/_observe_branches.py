@@ -14,9 +14,10 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
-from sdeinfer.observation._networks import is_network, observe_branches_of
+from sdeinfer.observation._networks import observe_branches_of
 from sdeinfer.observation._observe import states_of
 from sdeinfer.observation._observer import Observer
+from sdeinfer.passes._models import is_network
 
 
 def observe_branches(

@@ -39,6 +39,11 @@ def _made(make: Any, seed: int) -> Any:
     return of_seed(make, seed)
 
 
+def is_network(given: Any) -> bool:
+    """Whether it is a model, a function that makes one, or a function with its parameters; not hidden states."""
+    return callable(given) or (isinstance(given, tuple) and len(given) == 2 and callable(given[0]))
+
+
 def is_torch(model: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)

@@ -5,7 +5,8 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.auditing import Initialised, Recipe
 from sdeinfer.auditing._initialise import initialise
-from sdeinfer.blocks import Block, SelfAttention
+from sdeinfer.blocks import Block, SelfAttention, of
+from sdeinfer.blocks._attributes import differences
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 from sdeinfer.tuning._recipes import recipe_for
 
@@ -34,10 +35,18 @@ def blocks_of(layer: AbstractLayer) -> Stack:
 def initialised(
     layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
 ) -> Initialised:
-    """A model with the weights of tuned blocks; d_k is checked here, the mask by the audit; see `initialise`."""
+    """A model with the weights of tuned blocks, which are checked before; see `initialise`."""
     recipes, head_size = recipes_of(layer, width=width, depth=depth), None
+    _require_blocks(blocks_of(layer), model, inputs)
     own = recipes if len(set(map(id, recipes))) > 1 else recipes[0]
     for block in blocks_of(layer).layers:
         if isinstance(block, Block) and isinstance(block.branch, SelfAttention):
             head_size = block.branch.head_size or width // block.branch.heads
     return initialise(model, own, inputs, width=width, layers=depth, head_size=head_size, **settings)
+
+
+def _require_blocks(declared: Stack, model: Any, inputs: Any) -> None:
+    """Check that a model is made of the tuned blocks, which no weights make of others."""
+    unlike = differences(declared, of(model, inputs))
+    if unlike:
+        raise InputError(f"model: is not of the tuned blocks: {'; '.join(unlike)}")

@@ -8,17 +8,20 @@ from typing import Any
 import jax
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
+from jaxtyping import ArrayLike, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
+from sdeinfer.blocks._of import network_of
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
-from sdeinfer.layers import AbstractLayer, OverDepth, template
+from sdeinfer.layers import AbstractLayer, OverDepth, Stack, template
 from sdeinfer.layers._base import has_limit
 from sdeinfer.layers._over_depth import Profile
 from sdeinfer.networks._chain import check_chain_width
+from sdeinfer.passes._models import is_network
 from sdeinfer.tuning._answer import answer
 from sdeinfer.tuning._free import fixed_values, space_of, with_parts
 from sdeinfer.tuning._problem import Law, Problem
@@ -32,11 +35,11 @@ MOST_EXPLODED = 0.05
 @checked
 @with_progress_line
 def tune(
-    architecture: str | AbstractLayer | type[AbstractLayer],
-    V0: Float[Array | np.ndarray, "*prompts m m"],
+    architecture: Any,
+    V0: Any = None,
     *,
-    depth: int,
-    width: int,
+    depth: int | None = None,
+    width: int | None = None,
     maximise: str | AbstractCriterion | None = None,
     minimise: str | AbstractCriterion | None = None,
     subject_to: Constraint | Sequence[Constraint] = (),
@@ -61,12 +64,17 @@ def tune(
             subject_to=[probability(NormFactor(), below=2) >= 0.95, quantile(LargestCorrelation(), 0.95) <= 0.9],
         )
 
+    Of a model the blocks are read, see `si.blocks.of`, with its sizes and its tokens::
+
+        tuned = si.tune(model, inputs, maximise="strength", subject_to=goals, key=key)
+
     Arguments:
-        architecture: a name, or a layer, whose own parameters do not matter.
+        architecture: a name, or a layer, whose own parameters do not matter; or a model of PyTorch, Flax or Equinox,
+            whose gains and temperatures are fixed unless `bounds` or `knots` name them.
         V0: covariance of the tokens at layer 0, shape (m, m); or of several prompts, shape (prompts, m, m), for the
-            worst of which goals hold.
-        depth: number of layers d.
-        width: n.
+            worst of which goals hold; of a model its inputs, see `si.audit`.
+        depth: number of layers d; of a model None.
+        width: n; of a model None.
         maximise: a criterion, or the name of a free parameter; with knots, its mean over depth.
         minimise: the same, to be minimised; exactly one of the two is needed.
         subject_to: constraints, `criterion <= bound` or `criterion >= bound`.
@@ -91,8 +99,14 @@ def tune(
     """
     del progress  # for `with_progress_line`
     began = time.perf_counter()
+    if _is_model(architecture):
+        model = network_of(architecture, V0)
+        architecture, V0, depth, width = model.stack, model.V0, model.depth, model.width
+        fixed = _own_shapes(model.stack, {**(bounds or {}), **(knots or {})}) | {**(fixed or {})}
     kind = template(architecture)
     objective, sign = _objective(maximise, minimise)
+    if width is None or depth is None:
+        raise InputError(f"{'width' if width is None else 'depth'}: a whole number is needed")
     at_least_one(width=width, depth=depth, paths=paths)
     if law not in ("finite-width", "limit"):
         raise InputError(f"law: must be 'finite-width' or 'limit', got {law!r}")
@@ -117,6 +131,17 @@ def tune(
     fresh = solved.fresh(problem.law, paths=paths, key=jr.fold_in(key, 1))
     _check_found(fresh, found)
     return answer(solved, fresh, found, began)
+
+
+def _is_model(given: Any) -> bool:
+    named = isinstance(given, type) and issubclass(given, AbstractLayer)
+    return is_network(given) and not named and not isinstance(given, AbstractLayer)
+
+
+def _own_shapes(stack: Stack, free: Mapping[str, Any]) -> dict[str, ArrayLike | Profile]:
+    """The gains and temperatures of a model, by name; without those that are free, of one branch or of all."""
+    shapes = BlockOrder.of(stack, depth=1).shapes
+    return {name: value for name, value in shapes.items() if not {name, name.partition(".")[2]} & {*free}}
 
 
 def _with_law(problem: Problem) -> Problem:

@@ -87,7 +87,6 @@ def test_numpyro_is_whole_after_a_report_and_functions_are_not_replaced_by_packa
         "import sdeinfer.diagnostics, sdeinfer.observation, sdeinfer.report",
         "import sdeinfer as si",
         "assert type(si.check).__name__ == 'function' and callable(si.observe)",
-        "assert all(map(callable, (si.observe.equinox, si.observe.flax, si.observe.torch)))",
         "from sdeinfer import check, fit, observe",
         "from sdeinfer.diagnostics import Check, check as the_same",
         "assert check is the_same is si.check and observe is si.observe and fit is si.infer.fit",

@@ -82,7 +82,7 @@ def test_functions_say_what_they_do_after_two_seconds_unless_told_not_to(monkeyp
     "function",
     [
         *(si.fit, si.check, si.sample_networks, si.simulate, si.simulate_stopped, si.tangents, si.tune, si.transfer),
-        *(si.audit, si.observe.torch, si.observe_branches.torch),
+        *(si.audit, si.observe, si.observe_branches),
     ],
 )
 def test_what_takes_long_has_progress_by_default(function):

@@ -54,7 +54,7 @@ def _fields(of: Any) -> dict[str, Any]:
     return {name: float(x) if isinstance(x, np.ndarray) or hasattr(x, "dtype") else x for name, x in own.items()}
 
 
-def differences(declared: Stack, found: Stack) -> list[str]:
+def unlike_blocks(declared: Stack, found: Stack) -> list[str]:
     """What two stacks differ in that no weights change, in words."""
     kinds, others = ([block.part_name for block in stack.layers] for stack in (declared, found))
     if kinds != others:

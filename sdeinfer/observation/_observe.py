@@ -28,7 +28,9 @@ def observe(
     pattern: Pattern | None = None,
     layers: ArrayLike | None = None,
     networks: int | None = None,
-    **options: Any,
+    stream: str | None = None,
+    seed: int = 0,
+    progress: bool = True,
 ) -> xr.Dataset:
     """Reduce hidden states, or networks, to their neural covariances V = XXᵀ/n (Definition 3.1).
 
@@ -67,9 +69,10 @@ def observe(
             another, `si.Pattern(prompts=(3, 5))`; a dimension of prompts is added to it. None for what the attention
             of networks shows, or for all tokens.
         layers: layer numbers of `hidden_states`; None for 0, 1, 2, ….
-        networks: number of networks to draw, 1 by default.
-        options: of networks: `stream`, a glob of parameter names that finds the stream in a model with several, as
-            "decoder.*"; `seed`, 0 by default; `progress`.
+        networks: number of networks to draw; None for 1.
+        stream: a glob of parameter names that finds the stream of networks with several, as "decoder.*".
+        seed: seed of the networks.
+        progress: whether a bar on a terminal or in a notebook counts networks.
 
     Returns:
         The Dataset of `covariance_dataset`, with the attention pattern in its attributes, and the coordinate `shortcut`
@@ -81,11 +84,11 @@ def observe(
             tokens, masked entries, and numbers that are not real and finite, with layer and network.
     """
     if is_network(hidden_states):
-        more = {"tokens": tokens, "prompts": prompts, "pattern": pattern, "width": width} | options
-        return observe_networks(hidden_states, inputs, networks=1 if networks is None else networks, **more)
-    if options or networks is not None:
-        unknown = next(iter(options), "networks")
-        raise InputError(f"{unknown}: is for networks, and hidden states were given")
+        draws = {"networks": 1 if networks is None else networks, "stream": stream, "seed": seed, "progress": progress}
+        choice = {"tokens": tokens, "prompts": prompts, "pattern": pattern, "width": width}
+        return observe_networks(hidden_states, inputs, **draws, **choice)
+    if networks is not None:
+        raise InputError("networks: are drawn by a function, and hidden states were given")
     observer = Observer(_width(inputs, width), tokens=tokens, prompts=prompts, pattern=pattern or EVERY_TOKEN)
     if isinstance(hidden_states, xr.DataArray) and layers is None and "layer" in hidden_states.coords:
         layers = hidden_states["layer"].values

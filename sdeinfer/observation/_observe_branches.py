@@ -28,7 +28,10 @@ def observe_branches(
     tokens: Any = None,
     pattern: Pattern | None = None,
     networks: int | None = None,
-    **options: Any,
+    stream: str | None = None,
+    recipe: Any = None,
+    seed: int = 0,
+    progress: bool = True,
 ) -> xr.Dataset:
     """Reduce what residual branches read and add to covariances, of networks or of a residual stream.
 
@@ -50,9 +53,11 @@ def observe_branches(
         width: n, to be checked; None for any.
         tokens: the tokens of each prompt to observe, see `observe`.
         pattern: which tokens each token attends to, see `observe`.
-        networks: number of networks to draw, 1 by default.
-        options: of networks: `recipe`, for the standard deviations that are declared in place of those measured, and
-            `stream`, `seed` and `progress` of `observe`.
+        networks: number of networks to draw; None for 1.
+        stream: see `observe`.
+        recipe: a recipe of `si.audit`, or its name, for standard deviations that are declared, not measured.
+        seed: seed of the networks.
+        progress: see `observe`.
 
     Returns:
         The Dataset of `branches_dataset`. Of networks, the attribute `blocks` holds their blocks, or `no_blocks` the
@@ -63,10 +68,11 @@ def observe_branches(
             residual stream of branches that each read one tensor.
     """
     if is_network(hidden_states):
-        more = {"tokens": tokens, "pattern": pattern, "width": width} | options
-        return observe_branches_of(hidden_states, inputs, networks=1 if networks is None else networks, **more)
-    if options or networks is not None:
-        raise InputError(f"{next(iter(options), 'networks')}: is for networks, and hidden states were given")
+        draws = {"networks": 1 if networks is None else networks, "stream": stream, "seed": seed, "progress": progress}
+        choice = {"tokens": tokens, "pattern": pattern, "width": width}
+        return observe_branches_of(hidden_states, inputs, recipe=recipe, **draws, **choice)
+    if networks is not None:
+        raise InputError("networks: are drawn by a function, and hidden states were given")
     return _of_stream(hidden_states, inputs, width, tokens=tokens, pattern=pattern or EVERY_TOKEN)
 
 

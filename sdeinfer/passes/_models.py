@@ -110,7 +110,9 @@ def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
             type(network).__name__,
         )
     require_model(network)
-    names, leaves, rebuilt = _arrays(network)
+    equinox = sys.modules.get("equinox")
+    evaluated = equinox.nn.inference_mode(network) if equinox and isinstance(network, equinox.Module) else network
+    names, leaves, rebuilt = _arrays(evaluated)
     return (
         (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)),
         dict(zip(names, leaves, strict=True)),

@@ -136,7 +136,8 @@ class Tuned:
         Arguments:
             model: a model of the tuned width, depth and blocks.
             inputs: its input, see `si.audit`.
-            settings: other arguments of `si.audit.initialise` than the recipe, the architecture and the width.
+            settings: other arguments of `si.audit.initialise` than the recipe, the architecture and the width. With
+                `audited=False` the model's blocks are not compared with the tuned ones either.
 
         Returns:
             `Initialised`: its `model`, `audit` and `matrices`.

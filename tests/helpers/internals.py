@@ -9,6 +9,7 @@ from sdeinfer._threads import in_threads
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_slices
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio
+from sdeinfer.blocks._attributes import stack_of, text_of, unlike_blocks
 from sdeinfer.blocks._coefficients import (
     LOG_FACTORS,
     WIDEST,
@@ -20,6 +21,7 @@ from sdeinfer.blocks._coefficients import (
 )
 from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
 from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.blocks._values import activation_of_values, base_of_rotations, is_softmax, norms_of_values
 from sdeinfer.cli import _fits
 from sdeinfer.cli._app import EXAMPLES
 from sdeinfer.cli._fits import print_tests
@@ -151,6 +153,7 @@ from sdeinfer.observation._doubts import rounding_share
 from sdeinfer.observation._store import open_in_chunks, write_parts
 from sdeinfer.observation._stored import observe_file
 from sdeinfer.passes._account import Places, places_of
+from sdeinfer.passes._attention import attended
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node, Parameter, Record
 from sdeinfer.passes._stream import streams_of

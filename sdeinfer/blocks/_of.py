@@ -11,7 +11,7 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._mlp import MLP
-from sdeinfer.blocks._values import activation_of_values, base_of_rotations, is_softmax, norms_of_values
+from sdeinfer.blocks._values import activations_of_values, base_of_rotations, is_softmax, norms_of_values
 from sdeinfer.covariance import CAUSAL, Pattern
 from sdeinfer.layers import Stack
 from sdeinfer.passes._account import Account, Matrix
@@ -116,6 +116,7 @@ class _BranchFacts:
     norms: set[str] = dataclasses.field(default_factory=lambda: {"layer", "rms"})
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: dict[str, float] = dataclasses.field(default_factory=dict)
+    activations: dict[str, float] = dataclasses.field(default_factory=dict)
     pattern: Pattern = dataclasses.field(default_factory=Pattern)
 
     @property
@@ -245,8 +246,8 @@ class StackReader:
             if h.shape != z.shape:
                 self.faults.append(f"{branch.where}: {last.name} reads other units than {matrix.name} makes")
                 return
-            facts.shape["activation"] = activation_of_values(z, h)
-            if facts.shape["activation"] is None:
+            facts.activations = activations_of_values(z, h)
+            if not facts.activations:
                 self.faults.append(f"{branch.where}: its activation is none of si.blocks.ACTIVATIONS")
 
         nodes = {"z": self._with_bias(up), "right": self._with_bias(right), "h": down.inputs[0]}
@@ -344,7 +345,7 @@ class StackReader:
             branch: Any = SelfAttention(temperature, gain, pattern=first.pattern, bias=_mean(biases), **sizes)
         else:
             gain, of_linear = gains.get("gate", gains["up"]), gains["up"]
-            branch = MLP(gain, bias=_mean(biases), **first.shape)
+            branch = MLP(gain, self._activation(layers), bias=_mean(biases), **first.shape)
         norms = set.intersection(*(each.norms for each in layers))
         if not norms:
             raise InputError(f"model: {first.branch.where}: layers have several norms")
@@ -357,6 +358,13 @@ class StackReader:
             bias=_mean(self._bias(x, last, variance) * factor for x, factor in added),
         )
 
+    def _activation(self, layers: list[_BranchFacts]) -> str:
+        """The activation of all layers, the nearest if their inputs are too small to tell several apart."""
+        common = set.intersection(*({*each.activations} for each in layers))
+        if not common:
+            raise InputError(f"model: {layers[0].branch.where}: layers have several activations")
+        return min(sorted(common), key=lambda name: sum(each.activations[name] for each in layers))
+
     def _bias(self, branch: Branch, role: str, variance: Variance) -> float:
         """The mean square of the biases after a matrix."""
         matrix, product = branch.matrices[role][0]
@@ -367,7 +375,9 @@ class StackReader:
 
 def _numbers(values: Any) -> np.ndarray:
     """A tensor or array in double precision."""
-    found = np.asarray(values.detach().cpu() if hasattr(values, "cpu") else values)
+    if hasattr(values, "cpu"):
+        values = values.cpu().double() if values.is_floating_point() else values.cpu()
+    found = np.asarray(values)
     return (found.view(found.real.dtype) if np.iscomplexobj(found) else found).astype(np.float64)
 
 

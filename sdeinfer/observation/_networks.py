@@ -18,6 +18,7 @@ from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import text_of
 from sdeinfer.blocks._of import StackReader, variance_of
 from sdeinfer.covariance import CAUSAL, Pattern
+from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
 from sdeinfer.observation._observer import Observer, joined
 from sdeinfer.passes._account import Account
@@ -191,8 +192,7 @@ class _Mask:
             return self.given
         if "probabilities" not in values:
             return Pattern()
-        P = values["probabilities"]
-        mask = attended(np.asarray(P.cpu() if hasattr(P, "cpu") else P))
+        mask = attended(as_array(values["probabilities"], "probabilities"))
         if mask is None:
             raise InputError("pattern: heads or prompts have masks of their own: give pattern=, or one prompt")
         return CAUSAL if np.array_equal(mask, np.tri(len(mask), dtype=bool)) else Pattern.of_mask(mask)

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -102,8 +103,11 @@ class Branch:
 
     @property
     def reads(self) -> Node:
-        """The tensor that the branch reads, after any norm before it."""
-        return self.readings[0].product.inputs[0]
+        """The tensor that the branch reads, after any norm before it, as it was before it was moved."""
+        node = self.readings[0].product.inputs[0]
+        while node.kind == "view" and math.prod(node.inputs[0].shape) == math.prod(node.shape):
+            node = node.inputs[0]
+        return node
 
     def require_one_reading(self) -> None:
         """Raise an InputError unless its matrices read one tensor with the features of the stream."""

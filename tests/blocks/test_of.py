@@ -7,7 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from helpers.internals import (
-    activation_of_values,
+    activations_of_values,
     attended,
     base_of_rotations,
     is_softmax,
@@ -176,8 +176,9 @@ def test_the_base_of_rotations(half, base):
 
 def test_values_show_activations_norms_and_masks():
     z = np.linspace(-3.0, 3.0, 50)
-    assert activation_of_values(z, np.asarray(jax.nn.gelu(z, approximate=True))) == "gelu_tanh"
-    assert activation_of_values(z, z * np.abs(z)) is None
+    assert [*activations_of_values(z, np.asarray(jax.nn.gelu(z, approximate=True)))] == ["gelu_tanh"]
+    assert {*activations_of_values(z / 300, np.asarray(jax.nn.gelu(z / 300)))} == {"gelu", "gelu_tanh"}
+    assert activations_of_values(z, z * np.abs(z)) == {}
     x = np.random.default_rng(0).standard_normal((6, 32))
     assert norms_of_values(x, 3.0 * np.asarray(normed(x))) == {"rms"}
     assert norms_of_values(x, np.asarray(normed(x, "layer"))) == {"layer"}

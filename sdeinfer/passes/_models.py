@@ -28,7 +28,7 @@ def made(model: Any, seed: int) -> Any:
 
 
 def _made(make: Any, seed: int) -> Any:
-    names = inspect.signature(make).parameters
+    names = inspect.signature(make.__init__ if isinstance(make, type) else make).parameters
     if "key" in names:
         return make(key=sys.modules["jax"].random.key(seed))
     if "rngs" in names:

@@ -19,8 +19,8 @@ import sdeinfer as si
 
 ROOT = Path(__file__).parent.parent
 ROOMS = """
-    covariance terms layers blocks solve criteria observation networks likelihood models infer diagnostics
-    meanfield auditing tuning plots report
+    covariance terms layers passes auditing blocks solve criteria observation networks likelihood models infer
+    diagnostics meanfield tuning plots report
 """.split()
 """Imports point backwards in this list only."""
 

@@ -17,9 +17,10 @@ from sdeinfer.layers import Stack
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import attended, attention_of, logits_of
 from sdeinfer.passes._models import made
+from sdeinfer.passes._passes import Passes
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._stream import Link
-from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, observed_pass, states_of, stream_of
+from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, states_of, stream_of
 
 OF_ATTENTION = ("query", "key", "value", "attention output")
 OF_MLP = ("gate", "up", "mlp output")
@@ -80,7 +81,7 @@ def network_of(
         reader.tap()
         return reader.taps
 
-    account = observed_pass(network, inputs, plan)
+    account = Passes(inputs).show(network, plan)
     assert reader is not None
     stack, X = reader.stack(variance_of(account, network, recipe)), reader.start
     assert X is not None

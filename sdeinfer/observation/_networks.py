@@ -24,8 +24,9 @@ from sdeinfer.observation._observer import Observer, joined
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import attended, logits_of
 from sdeinfer.passes._models import made
+from sdeinfer.passes._passes import Passes
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._taps import Taps, branches_of, in_rows, observed_pass, products_in_turn, states_of, stream_of
+from sdeinfer.passes._taps import Taps, branches_of, in_rows, products_in_turn, states_of, stream_of
 
 BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
 """Attributes of a Dataset of branches: its blocks as text, or why there are none; and whether weights were measured."""
@@ -43,6 +44,7 @@ def observe_networks(
     **settings: Any,
 ) -> xr.Dataset:
     """The covariances of the residual streams of networks, before the first layer and after each; see `observe`."""
+    passes = Passes(inputs, networks)
 
     def observed(number: int) -> Observer:
         observer, taps = Observer(first_network=number), Taps()
@@ -64,7 +66,7 @@ def observe_networks(
                 taps.see(f"layer {layer}", nodes, lambda values, layer=layer: add(values | {"number": layer}))
             return taps
 
-        observed_pass(_drawn(model, seed, number, networks), inputs, plan)
+        passes.show(_drawn(model, seed, number, networks), plan)
         taps.require_seen()
         observer.before = None  # as many observers as networks are joined
         return observer
@@ -86,6 +88,7 @@ def observe_branches_of(
 ) -> xr.Dataset:
     """What the residual branches of networks read and add, and the blocks that they are; see `observe_branches`."""
     described: dict[str, Any] = {}
+    passes = Passes(inputs, networks)
 
     def observed(number: int) -> xr.Dataset:
         network = _drawn(model, seed, number, networks)
@@ -114,14 +117,15 @@ def observe_branches_of(
                 nodes = {"reads": branch.reads, "adds": branch.adds} | ({} if attends else mask.nodes)
                 taps.see(branch.where, nodes, lambda values, branch=branch: add(branch, values))
                 attends |= branch.link.kind == "attention"
-            with _noted(described):
-                reader = StackReader(account, chain)
-                reader.tap()
+            if number == 0:
+                with _noted(described):
+                    reader = StackReader(account, chain)
+                    reader.tap()
             return taps if reader is None else Taps().with_others(taps).with_others(reader.taps)
 
-        account = observed_pass(network, inputs, plan)
+        account = passes.show(network, plan)
         taps.require_seen()
-        if number == 0 and reader is not None:
+        if reader is not None:
             with _noted(described):
                 described[BLOCKS] = text_of(reader.stack(variance_of(account, network, recipe)))
                 described.update({} if recipe is not None else {MEASURED: 1.0})

@@ -4,7 +4,8 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import functools
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,9 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watc
     import jax
 
     function, leaves, name = function_of(network)
-    given, structure = jax.tree.flatten(inputs)
-
-    def run(values: list[Any], arguments: list[Any]) -> Any:
-        args, kwargs = jax.tree.unflatten(structure, arguments)
-        return function(values, *args, **kwargs)
-
-    closed = jax.make_jaxpr(run)(list(leaves.values()), given)
+    given, run = _flat(function, inputs)
     walk = _Walk(leaves, watch or {})
-    walk.stacks = _stacks(closed.jaxpr, list(leaves))
-    arguments = [walk.seen(Node("input", (), np.shape(value), rows=_rows(value)), value) for value in given]
-    outputs = walk.run(closed.jaxpr, closed.consts, [*walk.parameters.values(), *arguments], [*leaves.values(), *given])
+    outputs = walk.all(jax.make_jaxpr(run)(list(leaves.values()), given), list(leaves.values()), given)
     return Record(
         name,
         walk.nodes,
@@ -44,6 +37,58 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watc
         [node for node, _ in outputs],
         lambda shape: np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape),
     )
+
+
+def _flat(function: Callable[..., Any], inputs: tuple[tuple, Mapping[str, Any]]) -> tuple[list[Any], Callable]:
+    """The arrays of inputs, and the function of lists of parameters and of these."""
+    import jax
+
+    given, structure = jax.tree.flatten(inputs)
+
+    def run(values: list[Any], arguments: list[Any]) -> Any:
+        args, kwargs = jax.tree.unflatten(structure, arguments)
+        return function(values, *args, **kwargs)
+
+    return given, run
+
+
+class Compiled:
+    """A compiled pass that returns the values of some nodes, for networks of one kind.
+
+    Arguments:
+        network: the first network.
+        inputs: their positional and keyword arguments.
+        orders: the nodes.
+    """
+
+    def __init__(self, network: Any, inputs: tuple[tuple, Mapping[str, Any]], orders: tuple[int, ...]):
+        import jax
+
+        function, leaves, _ = function_of(network)
+        self.shapes = {name: np.shape(leaf) for name, leaf in leaves.items()}
+        given, run = _flat(function, inputs)
+
+        def values(arrays: list[Any]) -> dict[int, Any]:
+            closed, kept = jax.make_jaxpr(run)(arrays, given), {}
+            watch = {order: functools.partial(kept.__setitem__, order) for order in orders}
+            walk = _Walk(dict(zip(leaves, arrays, strict=True)), watch, measures=False)
+            walk.all(closed, arrays, given)
+            return kept
+
+        self.values = jax.jit(values)
+
+    def show(self, network: Any, watch: Watch) -> bool:
+        """Show the values of a network; False for one that cannot be compiled, or of other arrays."""
+        _, leaves, _ = function_of(network)
+        if {name: np.shape(leaf) for name, leaf in leaves.items()} != self.shapes:
+            return False
+        try:
+            values = self.values(list(leaves.values()))
+        except Exception:  # a branch that depends on values
+            return False
+        for order in sorted(values):
+            watch[order](values[order])
+        return True
 
 
 def _rows(value: Any) -> np.ndarray | None:
@@ -63,10 +108,10 @@ def _opened(jaxpr: Any) -> tuple[Any, Any]:
 class _Walk:
     """An interpreter of jaxprs that keeps a node beside each value."""
 
-    def __init__(self, leaves: Mapping[str, Any], watch: Watch):
+    def __init__(self, leaves: Mapping[str, Any], watch: Watch, *, measures: bool = True):
         self.nodes: list[Node] = []
-        self.watch = watch
-        self.arrays: dict[str, np.ndarray] = {name: np.asarray(value) for name, value in leaves.items()}
+        self.watch, self.measures = watch, measures
+        self.arrays: dict[str, Any] = {n: np.asarray(value) if measures else value for n, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
         self.stacked: set[str] = set()
         self.stacks: set[str] = set()
@@ -74,7 +119,7 @@ class _Walk:
     def parameter(self, name: str) -> Node:
         x = self.arrays[name]
         vector = x.size in (1, max(x.shape, default=1))
-        known = about(x) if vector and x.size else {}
+        known = about(x) if vector and x.size and self.measures else {}
         return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=known))
 
     def known(self) -> dict[str, Parameter]:
@@ -103,9 +148,21 @@ class _Walk:
         return node
 
     def constant(self, value: Any) -> Node:
+        if not self.measures:
+            return self.add(Node("constant", (), np.shape(value), fixed=True))
         x = np.asarray(value)
         real = x.dtype.kind in "fiubc" and 0 < x.size <= 1 << 16
         return self.add(Node("constant", (), x.shape, fixed=True, about=about(x) if real else {}))
+
+    def all(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
+        """Evaluate a function of parameters and inputs."""
+        self.stacks = _stacks(closed.jaxpr, list(self.parameters))
+        arguments = []
+        for value in given:
+            rows = _rows(value) if self.measures else None
+            arguments.append(self.seen(Node("input", (), np.shape(value), rows=rows), value))
+        nodes = [*self.parameters.values(), *arguments]
+        return self.run(closed.jaxpr, closed.consts, nodes, [*arrays, *given])
 
     def run(self, jaxpr: Any, consts: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """Evaluate a jaxpr; its outputs as nodes and values."""
@@ -145,6 +202,9 @@ class _Walk:
         for place, value in enumerate(returned if primitive.multiple_results else [returned]):
             node = of_jax(primitive.name, parameters, nodes, tuple(np.shape(value)))
             node.others = tuple(each for each in nodes if each not in node.inputs)
+            if not self.measures:
+                found.append((self.seen(node, value), value))
+                continue
             random = str(value.dtype).startswith("key<")
             if node.fixed and not random:
                 small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
@@ -179,7 +239,8 @@ class _Walk:
         stacks = stacks[::-1] if parameters["reverse"] else stacks
         joined = []
         for steps in zip(*stacks, strict=True):
-            value = np.stack([value for _, value in steps])
+            stack = np.stack if self.measures else sys.modules["jax.numpy"].stack
+            value = stack([value for _, value in steps])
             live = tuple(node for node, _ in steps if not node.fixed)
             joined.append((self.add(Node("join", live, value.shape, "stack", fixed=not live)), value))
         return [*carry, *joined]

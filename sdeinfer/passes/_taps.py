@@ -15,11 +15,9 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import logits_of
-from sdeinfer.passes._graph import PRODUCTS, Graph
-from sdeinfer.passes._pass import first_pass, record_of
+from sdeinfer.passes._graph import PRODUCTS
 from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
 from sdeinfer.passes._record import Node, Watch
-from sdeinfer.passes._roles import account_of
 from sdeinfer.passes._stream import Link
 
 
@@ -239,24 +237,3 @@ def in_rows(account: Account, chain: list[Link]) -> Callable[[Any], Any]:
         return values[0] if len(values.shape) == 3 and values.shape[0] == 1 else values
 
     return placed
-
-
-def observed_pass(network: Any, inputs: Any, plan: Callable[[Account], Taps]) -> Account:
-    """The account of a pass, and a second pass that shows the values of the nodes that a plan names.
-
-    Arguments:
-        network: a module of PyTorch, Flax or Equinox, or a function and its parameters.
-        inputs: see `first_pass`.
-        plan: from the account of a first pass to the taps of a second one; called again if that differs.
-
-    Raises:
-        InputError: for a network that computes other things in each pass.
-    """
-    record, given = first_pass(network, inputs)
-    for _ in range(2):
-        account = account_of(Graph(record))
-        again = record_of(network, given, plan(account).watch)
-        if again.length == record.length:
-            return account
-        record = again  # a first pass may make what later ones keep
-    raise InputError(f"model: {record.name} computes other things in each pass")

@@ -82,7 +82,8 @@ def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
     x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
     found = set()
     for name, centred in (("rms", x), ("layer", x - x.mean(1, keepdims=True))) if x.shape == y.shape else ():
-        factor = (centred * y).sum(1, keepdims=True) / (centred**2).sum(1, keepdims=True)
+        square = (centred**2).sum(1, keepdims=True)
+        factor = (centred * y).sum(1, keepdims=True) / np.where(square > 0, square, 1.0)
         if np.abs(y - factor * centred).max() <= SAME * np.abs(y).max():
             found.add(name)
     return found

@@ -120,6 +120,13 @@ def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
     )
 
 
+def shapes_of(network: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters by name."""
+    if is_torch(network):
+        return {name: tuple(each.shape) for name, each in network.named_parameters()}
+    return {name: np.shape(leaf) for name, leaf in function_of(network)[1].items()}
+
+
 def require_model(network: Any) -> None:
     """Check that it is a pytree that can be called, or a pair of a function and its parameters."""
     import jax

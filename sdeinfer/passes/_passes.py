@@ -10,7 +10,7 @@ from sdeinfer._files import InputError
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._inputs import Inputs
-from sdeinfer.passes._models import is_torch
+from sdeinfer.passes._models import is_torch, shapes_of
 from sdeinfer.passes._pass import first_pass, record_of
 from sdeinfer.passes._roles import account_of
 from sdeinfer.passes._taps import Taps
@@ -31,6 +31,7 @@ class Passes:
         self.inputs, self.compiles = inputs, networks >= WORTH_COMPILING
         self.account: Account | None = None
         self._given: Inputs | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._program: Any = None
 
     def show(self, network: Any, plan: Callable[[Account], Taps]) -> Account:
@@ -47,7 +48,10 @@ class Passes:
             InputError: for a network that computes other things in each pass, or others than the first network.
         """
         if self.account is not None and self._given is not None:
+            if shapes_of(network) != self._shapes:
+                raise InputError(f"model: networks have other arrays than the first {self.account.graph.record.name}")
             return self._again(network, self._given, self.account, plan)
+        self._shapes = shapes_of(network)
         record, self._given = first_pass(network, self.inputs)
         for _ in range(2):
             self.account = account_of(Graph(record))

@@ -11,6 +11,7 @@ from helpers.internals import (
     attended,
     base_of_rotations,
     is_softmax,
+    network_of,
     norms_of_values,
     stack_of,
     text_of,
@@ -53,7 +54,7 @@ class Layer(eqx.Module):
         self.faults = faults
 
     def __call__(self, x):
-        added = self.attention(normed(x))
+        added = self.attention(1.5 * normed(x))
         if "parallel" in self.faults:
             return x + added + self.mlp(normed(x))
         x = x + (normed(added) if "norm after" in self.faults else added)
@@ -73,7 +74,7 @@ class Layer(eqx.Module):
         if "partial rotation" in self.faults:
             q = jnp.concatenate([q[..., :8], whole[..., 8:]], -1)
         k, v = (jnp.repeat(x, 2, axis=-3) for x in (k, v))
-        logits = q @ k.mT / HEAD_SIZE**0.5
+        logits = q @ k.mT / (2 * HEAD_SIZE**0.5)
         if "alibi" in self.faults:
             logits = logits - 0.3 * jnp.abs(jnp.arange(TOKENS)[:, None] - jnp.arange(TOKENS))
         if "cap" in self.faults:
@@ -111,18 +112,18 @@ def test_blocks_are_those_of_the_model():
     def square(name):
         return float(jnp.mean(jnp.stack([jnp.square(layer.w[name]) for layer in model.layers])))
 
-    gain, units = WIDTH * np.sqrt(square("q") * square("k")), 3 * WIDTH
-    strengths = np.sqrt(WIDTH * square("o") * WIDTH * square("v") / gain), 0.5 * np.sqrt(units * square("down"))
-    of_mlp = WIDTH * square("gate")
-    strengths = strengths[0], strengths[1] * np.sqrt(square("up") / square("gate"))
+    gain, of_mlp = 1.5**2 * WIDTH * np.sqrt(square("q") * square("k")), WIDTH * square("gate")
+    values, units = 1.5**2 * WIDTH * square("v"), 3 * WIDTH
+    of_last = WIDTH * square("o") * values / gain, 0.25 * units * square("down") * square("up") / square("gate")
+    strengths = np.sqrt(of_last)
     sizes = {"heads": HEADS, "key_value_heads": 2, "pattern": si.CAUSAL, "rope": 500.0}
-    branches = SelfAttention(1.0, gain, **sizes), MLP(of_mlp, "silu", expansion=3.0, gated=True)
+    branches = SelfAttention(2.0, gain, **sizes), MLP(of_mlp, "silu", expansion=3.0, gated=True)
     expected = si.Stack(tuple(Block(b, g, norm="rms") for b, g in zip(branches, strengths, strict=True)))
     assert unlike_blocks(expected, found) == []
     np.testing.assert_allclose(attention.strength, strengths[0], rtol=1e-4)
     np.testing.assert_allclose(mlp.strength, strengths[1], rtol=1e-4)
     np.testing.assert_allclose([attention.branch.gain, mlp.branch.gain], [gain, of_mlp], rtol=1e-4)
-    np.testing.assert_allclose(attention.branch.temperature, 1.0, rtol=1e-6)
+    np.testing.assert_allclose(attention.branch.temperature, 2.0, rtol=1e-6)
     assert stack_of(text_of(found), si.CAUSAL) == found
 
 
@@ -144,6 +145,12 @@ def test_what_no_block_has_is_one_line(faults, message):
         si.blocks.of(Model(*faults), X)
 
 
+def test_a_network_has_sizes_and_the_first_tokens():
+    found = network_of(Model(), X)
+    assert (found.depth, found.width) == (2, WIDTH)
+    np.testing.assert_allclose(found.V0, np.einsum("pin,pjn->pij", X, X) / WIDTH, rtol=1e-6)
+
+
 def test_layers_must_be_alike():
     with pytest.raises(si.InputError, match="model: layer 1, attention .*: rope None, where layer 0 has 500.0"):
         si.blocks.of(Model(of_last=("no rotation",)), X)
@@ -151,7 +158,7 @@ def test_layers_must_be_alike():
 
 def test_a_recipe_declares_the_numbers():
     found = si.blocks.of(Model(), X, recipe={"*": 0.1})
-    np.testing.assert_allclose([each.branch.gain for each in found.layers], WIDTH * 0.01)
+    np.testing.assert_allclose([each.branch.gain for each in found.layers], [1.5**2 * WIDTH * 0.01, WIDTH * 0.01])
     np.testing.assert_allclose([each.strength for each in found.layers], [0.8, 0.05 * np.sqrt(3 * WIDTH)])
 
 

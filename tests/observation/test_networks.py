@@ -95,6 +95,17 @@ def test_streams_of_equinox():
     np.testing.assert_allclose(some["covariance"], data["covariance"][:2, :, [0, 2]][..., [0, 2]], rtol=1e-12)
 
 
+def test_many_networks_are_compiled():
+    """As they are one by one; a network of other sizes than the first is refused."""
+    data, alone = si.observe(Network, X0, networks=9), si.observe(Network, X0, networks=2)
+    xr.testing.assert_allclose(data.isel(network=slice(2)), alone, rtol=1e-12)
+    expected = si.observe(states(drawn(8), X0)[None])
+    np.testing.assert_allclose(data["covariance"][8], expected["covariance"][0], rtol=1e-12)
+    depths = iter([1, 2])
+    with pytest.raises(si.InputError, match="model: networks have other arrays than the first"):
+        si.observe(lambda key: eqx.tree_at(lambda m: m.blocks, ONE, ONE.blocks[: next(depths)]), X0, networks=2)
+
+
 class Plain(eqx.Module):
     """A network without a residual stream; its second matrix is scaled."""
 

@@ -16,7 +16,8 @@ from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import text_of
-from sdeinfer.blocks._of import StackReader, variance_of
+from sdeinfer.blocks._of import stack_from, variance_of
+from sdeinfer.blocks._reader import StackReader
 from sdeinfer.covariance import CAUSAL, Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
@@ -127,7 +128,7 @@ def observe_branches_of(
         taps.require_seen()
         if reader is not None:
             with _noted(described):
-                described[BLOCKS] = text_of(reader.stack(variance_of(account, network, recipe)))
+                described[BLOCKS] = text_of(stack_from(reader, variance_of(account, network, recipe)))
                 described.update({} if recipe is not None else {MEASURED: 1.0})
         return observer.dataset()
 

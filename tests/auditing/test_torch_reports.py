@@ -103,7 +103,7 @@ def verdict(name, *, fixed, seed):
 
 
 @pytest.mark.parametrize("name", REPORTS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
 def test_a_bug_is_named_and_its_fix_passes(name, seed):
     before, after = verdict(name, fixed=False, seed=seed), verdict(name, fixed=True, seed=seed)
     assert before.startswith("failed"), before

@@ -34,10 +34,7 @@ class StackReader:
         self.faults: list[str] = []
         self.taps = Taps()
         self.start: np.ndarray | None = None
-
-    def tap(self) -> None:
-        """Ask for the values that show norms, activations, masks and rotations, and for the first tokens."""
-        placed = in_rows(self.account, self.chain)
+        placed = in_rows(account, chain)
 
         def keep(values: dict[str, Any]) -> None:
             self.start = _numbers(placed(values["X"]))

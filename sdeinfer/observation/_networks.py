@@ -4,6 +4,7 @@ Tests: `tests/observation/test_networks.py`.
 """
 
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from sdeinfer.passes._attention import attended, logits_of
 from sdeinfer.passes._models import made
 from sdeinfer.passes._passes import Passes
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._taps import Taps, branches_of, in_rows, products_in_turn, states_of, stream_of
+from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, products_in_turn, states_of, stream_of
 
 BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
 """Attributes of a Dataset of branches: its blocks as text, or why there are none; and whether weights were measured."""
@@ -35,121 +36,149 @@ BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
 
 def observe_networks(
     model: Any,
-    inputs: Any = None,
+    inputs: Any,
     *,
-    networks: int = 1,
-    stream: str | None = None,
-    pattern: Pattern | None = None,
-    progress: bool = True,
-    seed: int = 0,
-    **settings: Any,
+    networks: int,
+    stream: str | None,
+    pattern: Pattern | None,
+    progress: bool,
+    seed: int,
+    **choice: Any,
 ) -> xr.Dataset:
     """The covariances of the residual streams of networks, before the first layer and after each; see `observe`."""
     passes = Passes(inputs, networks)
 
     def observed(number: int) -> Observer:
-        observer, taps = Observer(first_network=number), Taps()
+        def look(account: Account) -> SeenStream:
+            return SeenStream(account, stream, pattern, choice | {"first_network": number})
 
-        def plan(account: Account) -> Taps:
-            nonlocal taps
-            taps = Taps()
-            states, placed = _states(account, stream)
-            mask = _Mask(account, pattern)
-
-            def add(values: dict[str, Any]) -> None:
-                nonlocal observer
-                if values["number"] == 0:
-                    observer = Observer(**settings, pattern=mask.read(values), first_network=number)
-                observer.add(placed(values["X"])[None])
-
-            for layer, node in enumerate(states):
-                nodes = {"X": node} | (mask.nodes if layer == 0 else {})
-                taps.see(f"layer {layer}", nodes, lambda values, layer=layer: add(values | {"number": layer}))
-            return taps
-
-        passes.show(_drawn(model, seed, number, networks), plan)
-        taps.require_seen()
-        observer.before = None  # as many observers as networks are joined
-        return observer
+        return passes.show(_drawn(model, seed, number, networks), look).finished()
 
     return joined(_one_by_one(observed, networks, progress=progress))
 
 
+class SeenStream:
+    """The hidden states of a network: its residual stream, or what the matrices of one without a stream return."""
+
+    def __init__(self, account: Account, stream: str | None, pattern: Pattern | None, settings: dict[str, Any]):
+        self.taps, self.settings, self.mask = Taps(), settings, _Mask(account, pattern)
+        self.observer: Observer | None = None
+        states, self.placed = _states(account, stream)
+        for layer, node in enumerate(states):
+            nodes = {"X": node} | (self.mask.nodes if layer == 0 else {})
+            self.taps.see(f"layer {layer}", nodes, self._add)
+
+    def finished(self) -> Observer:
+        """The observer, without the last hidden states."""
+        self.taps.require_seen()
+        assert self.observer is not None
+        self.observer.before = None  # as many observers as networks are joined
+        return self.observer
+
+    def _add(self, values: dict[str, Any]) -> None:
+        if self.observer is None:
+            self.observer = Observer(**self.settings, pattern=self.mask.read(values))
+        self.observer.add(self.placed(values["X"])[None])
+
+
 def observe_branches_of(
     model: Any,
-    inputs: Any = None,
+    inputs: Any,
     *,
-    networks: int = 1,
-    stream: str | None = None,
-    pattern: Pattern | None = None,
-    recipe: Any = None,
-    progress: bool = True,
-    seed: int = 0,
-    **settings: Any,
+    networks: int,
+    stream: str | None,
+    pattern: Pattern | None,
+    recipe: Any,
+    progress: bool,
+    seed: int,
+    **choice: Any,
 ) -> xr.Dataset:
     """What the residual branches of networks read and add, and the blocks that they are; see `observe_branches`."""
-    described: dict[str, Any] = {}
-    passes = Passes(inputs, networks)
+    passes, described = Passes(inputs, networks), {}
 
     def observed(number: int) -> xr.Dataset:
+        def look(account: Account) -> SeenBranches:
+            one_item = inputs is None
+            settings = choice | {"network": number}
+            return SeenBranches(account, stream, pattern, settings, one_item=one_item, described=number == 0)
+
         network = _drawn(model, seed, number, networks)
-        observer, reader, taps = BranchObserver(network=number), None, Taps()
+        seen = passes.show(network, look)
+        if number == 0:
+            described.update(seen.blocks(network, recipe))
+        return seen.finished()
 
-        def plan(account: Account) -> Taps:
-            nonlocal reader, taps
-            taps = Taps()
-            chain = stream_of(account, stream)
-            placed, mask, started = in_rows(account, chain), _Mask(account, pattern), False
-
-            def add(branch: Any, values: dict[str, Any]) -> None:
-                nonlocal observer, started
-                if not started:
-                    observer = BranchObserver(**settings, pattern=mask.read(values), network=number)
-                    started = True
-                U, D = values["reads"], values["adds"]
-                if np.prod(U.shape) != np.prod(D.shape):
-                    raise InputError(f"model: {branch.where}: reads shape {tuple(U.shape)}, adds {tuple(D.shape)}")
-                U, D = (placed(each) if inputs is not None else _first(placed(each)) for each in (U, D))
-                observer.add(U, D * branch.factor, kind=branch.link.kind, name=branch.name)
-
-            attends = False
-            for branch in branches_of(account, chain):
-                branch.require_one_reading()
-                nodes = {"reads": branch.reads, "adds": branch.adds} | ({} if attends else mask.nodes)
-                taps.see(branch.where, nodes, lambda values, branch=branch: add(branch, values))
-                attends |= branch.link.kind == "attention"
-            if number == 0:
-                with _noted(described):
-                    reader = StackReader(account, chain)
-                    reader.tap()
-            return taps if reader is None else Taps().with_others(taps).with_others(reader.taps)
-
-        account = passes.show(network, plan)
-        taps.require_seen()
-        if reader is not None:
-            with _noted(described):
-                described[BLOCKS] = text_of(stack_from(reader, variance_of(account, network, recipe)))
-                described.update({} if recipe is not None else {MEASURED: 1.0})
-        return observer.dataset()
-
-    data = joined_branches(_one_by_one(observed, networks, progress=progress))
-    return data.assign_attrs(described)
+    return joined_branches(_one_by_one(observed, networks, progress=progress)).assign_attrs(described)
 
 
-@contextlib.contextmanager
-def _noted(described: dict[str, Any]) -> Any:
-    """Keep the reason why a network is no stack of blocks, which its increments do not need."""
-    try:
-        yield
-    except InputError as error:
-        described[NO_BLOCKS] = str(error)
+class SeenBranches:
+    """What the branches of a network read and add, and if asked for the blocks that they are."""
+
+    def __init__(
+        self,
+        account: Account,
+        stream: str | None,
+        pattern: Pattern | None,
+        settings: dict[str, Any],
+        *,
+        one_item: bool,
+        described: bool,
+    ):
+        chain = stream_of(account, stream)
+        self.account, self.settings, self.one_item = account, settings, one_item
+        self.placed, self.mask, self.own = in_rows(account, chain), _Mask(account, pattern), Taps()
+        self.observer: BranchObserver | None = None
+        self.reader: StackReader | None = None
+        self.fault = ""
+        nodes_of_mask = self.mask.nodes
+        for branch in branches_of(account, chain):
+            branch.require_one_reading()
+            nodes = {"reads": branch.reads, "adds": branch.adds} | nodes_of_mask
+            self.own.see(branch.where, nodes, functools.partial(self._add, branch))
+            if branch.link.kind == "attention":
+                nodes_of_mask = {}  # it was seen by then
+        if described:
+            try:
+                self.reader = StackReader(account, chain)
+            except InputError as error:  # increments are observed all the same
+                self.fault = str(error)
+
+    @property
+    def taps(self) -> Taps:
+        """Those of the branches, and of the blocks, which may be hidden."""
+        return self.own if self.reader is None else Taps().with_others(self.own).with_others(self.reader.taps)
+
+    def blocks(self, network: Any, recipe: Any) -> dict[str, Any]:
+        """The blocks as attributes, or the reason why there are none."""
+        if self.reader is None:
+            return {NO_BLOCKS: self.fault}
+        try:
+            text = text_of(stack_from(self.reader, variance_of(self.account, network, recipe)))
+        except InputError as error:
+            return {NO_BLOCKS: str(error)}
+        return {BLOCKS: text} | ({MEASURED: 1.0} if recipe is None else {})
+
+    def finished(self) -> xr.Dataset:
+        """The Dataset of the network."""
+        self.own.require_seen()
+        assert self.observer is not None
+        return self.observer.dataset()
+
+    def _add(self, branch: Branch, values: dict[str, Any]) -> None:
+        if self.observer is None:
+            self.observer = BranchObserver(**self.settings, pattern=self.mask.read(values))
+        U, D = values["reads"], values["adds"]
+        if np.prod(U.shape) != np.prod(D.shape):
+            raise InputError(f"model: {branch.where}: reads shape {tuple(U.shape)}, adds {tuple(D.shape)}")
+        U, D = self.placed(U), self.placed(D) * branch.factor
+        if self.one_item and len(U.shape) == 3:
+            U, D = U[0], D[0]
+        self.observer.add(U, D, kind=branch.link.kind, name=branch.name)
 
 
 def _drawn(model: Any, seed: int, number: int, networks: int) -> Any:
     """A network by a seed of its own; the state of PyTorch's generators is restored."""
-    draws = (
-        inspect.isroutine(model) or isinstance(model, type) or (callable(model) and type(model).__name__ == "partial")
-    )
+    draws = inspect.isroutine(model) or isinstance(model, type | functools.partial)
     if not draws and networks > 1:
         raise InputError(f"networks: a module is one network, got {networks}: pass a function that draws them")
     torch = sys.modules.get("torch")
@@ -177,10 +206,6 @@ def _states(account: Account, stream: str | None) -> tuple[list[Node], Callable[
     if not states:
         raise InputError("model: no residual stream and no matrix is seen in its pass")
     return states, lambda values: values
-
-
-def _first(values: Any) -> Any:
-    return values[0] if len(values.shape) == 3 else values
 
 
 class _Mask:

@@ -4,7 +4,7 @@ Tests: `tests/observation/test_networks.py`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from sdeinfer._files import InputError
 from sdeinfer.passes._account import Account
@@ -19,6 +19,16 @@ WORTH_COMPILING = 8
 """Number of networks from which a compiled pass of JAX is faster than a few more, primitive by primitive."""
 
 
+@runtime_checkable
+class Seen(Protocol):
+    """What is seen of one network: made from the account of a first pass, with the taps of a second one."""
+
+    @property
+    def taps(self) -> Taps:
+        """What the second pass has to show."""
+        ...
+
+
 class Passes:
     """Passes of networks of one kind on the same inputs; only the first is recorded.
 
@@ -29,48 +39,56 @@ class Passes:
 
     def __init__(self, inputs: Any, networks: int = 1):
         self.inputs, self.compiles = inputs, networks >= WORTH_COMPILING
-        self.account: Account | None = None
-        self._given: Inputs | None = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._first: tuple[Account, Inputs, dict[str, tuple[int, ...]]] | None = None
         self._program: Any = None
 
-    def show(self, network: Any, plan: Callable[[Account], Taps]) -> Account:
+    def show[T: Seen](self, network: Any, look: Callable[[Account], T]) -> T:
         """Show the values of a network.
 
         Arguments:
             network: a module of PyTorch, Flax or Equinox, or a function and its parameters.
-            plan: from the account of a first pass to the taps of a second one; called again if that differs.
+            look: from the account of a first pass to what is seen of the network; called again if that differs.
 
         Returns:
-            The account of the first network.
+            What was seen.
 
         Raises:
-            InputError: for a network that computes other things in each pass, or others than the first network.
+            InputError: for a network that computes other things in each pass, or has other arrays than the first
+                network.
         """
-        if self.account is not None and self._given is not None:
-            if shapes_of(network) != self._shapes:
-                raise InputError(f"model: networks have other arrays than the first {self.account.graph.record.name}")
-            return self._again(network, self._given, self.account, plan)
-        self._shapes = shapes_of(network)
-        record, self._given = first_pass(network, self.inputs)
+        if self._first is not None:
+            return self._again(network, *self._first, look)
+        record, given = first_pass(network, self.inputs)
         for _ in range(2):
-            self.account = account_of(Graph(record))
-            again = record_of(network, self._given, plan(self.account).watch)
+            account = account_of(Graph(record))
+            seen = look(account)
+            again = record_of(network, given, seen.taps.watch)
             if again.length == record.length:
-                return self.account
+                self._first = account, given, shapes_of(network)
+                return seen
             record = again  # a first pass may make what later ones keep
         raise InputError(f"model: {record.name} computes other things in each pass")
 
-    def _again(self, network: Any, given: Inputs, account: Account, plan: Callable[[Account], Taps]) -> Account:
-        watch, record = plan(account).watch, account.graph.record
+    def _again[T: Seen](
+        self,
+        network: Any,
+        account: Account,
+        given: Inputs,
+        shapes: dict[str, tuple[int, ...]],
+        look: Callable[[Account], T],
+    ) -> T:
+        record, seen = account.graph.record, look(account)
+        if shapes_of(network) != shapes:
+            raise InputError(f"model: networks have other arrays than the first {record.name}")
+        watch = seen.taps.watch
         if self.compiles and not is_torch(network):
             from sdeinfer.passes._jax import Compiled
 
             if self._program is None:
                 self._program = Compiled(network, given, tuple(watch))
             if self._program.show(network, watch):
-                return account
+                return seen
             self.compiles = False
         if record_of(network, given, watch).length != record.length:
             raise InputError(f"model: networks compute other things than the first {record.name}")
-        return account
+        return seen

@@ -182,7 +182,14 @@ class Graph:
                 origin = self.record.nodes[found.pop()]
             # The tensor that was turned may be a piece of its origin, as queries are.
             whole = [self.record.nodes[number] for number in sorted({*seen, origin.number})]
-            whole = [each for each in whole if math.prod(each.shape) == math.prod(node.shape) and each.rows is not None]
+            # Keys may be repeated before they are turned, and what cosines multiply is smaller.
+            whole = [
+                each
+                for each in whole
+                if each.rows is not None
+                and each.kind not in ("scale", "sum")
+                and math.prod(each.shape) <= math.prod(node.shape)
+            ]
             size = whole[0].square if whole else math.nan
             self.origins[node.number] = origin, size
         if origin is node:

@@ -113,7 +113,10 @@ class Branch:
             raise InputError(f"{self.where}: no matrix of it is seen that reads the stream")
         width, first = self.link.sum.shape[-1], self.readings[0]
         for reading in self.readings:
-            if reading.origin is not first.origin or reading.product.inputs[0].shape[-1:] != (width,):
+            # One norm may be called for each matrix.
+            again = reading.normed and reading.read is first.read and reading.norms == first.norms
+            same = reading.origin is first.origin or (again and math.isclose(reading.square, first.square))
+            if not same or reading.product.inputs[0].shape[-1:] != (width,):
                 raise InputError(f"{self.where}: {reading.name} reads another tensor than {first.name}")
 
 

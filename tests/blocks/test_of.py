@@ -56,9 +56,9 @@ class Layer(eqx.Module):
     def __call__(self, x):
         added = self.attention(1.5 * normed(x))
         if "parallel" in self.faults:
-            return x + added + self.mlp(normed(x))
+            return x + added + self.mlp(normed(x), normed(x))
         x = x + (normed(added) if "norm after" in self.faults else added)
-        return x + 0.5 * self.mlp(normed(x))
+        return x + 0.5 * self.mlp(normed(x), normed(x))
 
     def attention(self, u):
         def split(name):
@@ -68,12 +68,13 @@ class Layer(eqx.Module):
         q = whole
         if "norms of queries" in self.faults:
             q, k = normed(q), normed(k)
+        if "repeated first" in self.faults:
+            k = jnp.repeat(k, 2, axis=-3)
         if "no rotation" not in self.faults:
-            base = 7.0 if "one token" in self.faults else 500.0
-            q, k = rotated(q, base), rotated(k, base)
+            q, k = rotated(q, 500.0), rotated(k, 500.0)
         if "partial rotation" in self.faults:
             q = jnp.concatenate([q[..., :8], whole[..., 8:]], -1)
-        k, v = (jnp.repeat(x, 2, axis=-3) for x in (k, v))
+        k, v = (jnp.repeat(x, HEADS // x.shape[-3], axis=-3) for x in (k, v))
         logits = q @ k.mT / (2 * HEAD_SIZE**0.5)
         if "alibi" in self.faults:
             logits = logits - 0.3 * jnp.abs(jnp.arange(TOKENS)[:, None] - jnp.arange(TOKENS))
@@ -86,9 +87,10 @@ class Layer(eqx.Module):
             mixed = mixed * jax.nn.sigmoid(u @ self.w["more"])
         return mixed @ self.w["o"]
 
-    def mlp(self, u):
+    def mlp(self, u, again):
+        """Reads a norm that is called twice."""
         function = (lambda z: z * jnp.abs(z)) if "activation" in self.faults else jax.nn.silu
-        h = function(u @ self.w["gate"]) * (u @ self.w["up"])
+        h = function(u @ self.w["gate"]) * (again @ self.w["up"])
         return h @ self.w["down"]
 
 
@@ -143,6 +145,12 @@ def test_blocks_are_those_of_the_model():
 def test_what_no_block_has_is_one_line(faults, message):
     with pytest.raises(si.InputError, match=f"^model: {message}"):
         si.blocks.of(Model(*faults), X)
+
+
+def test_keys_may_be_repeated_before_they_are_turned():
+    attention, _ = si.blocks.of(Model("repeated first"), X).layers
+    np.testing.assert_allclose(attention.branch.temperature, 2.0, rtol=1e-6)
+    assert attention.branch.groups == 2
 
 
 def test_a_network_has_sizes_and_the_first_tokens():

@@ -174,15 +174,11 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
 def _unused_outputs(account: Account) -> Iterator[Test]:
     """Products of which some outputs are cut off, and used by nothing."""
     record = account.graph.record
-    readers: dict[int, list[Node]] = {}
-    for node in record.nodes:
-        for each in node.inputs:
-            readers.setdefault(each.number, []).append(node)
     inside = {matrix.array for matrix in account.matrices.values() if matrix.layer is not None}
     left: dict[str, str] = {}
     for name in (name for name in record.parameters if name in inside):
         product, *others = account.uses.get(name, [Node("none", (), ())])
-        pieces = _pieces(product, readers) if product.kind == "product" and not others else None
+        pieces = _pieces(product, record.readers) if product.kind == "product" and not others else None
         columns = [columns_of(record, Source(product, moves=(moves,))) for moves in pieces or ()]
         known = [each for each in columns if each is not None]
         outputs = product.shape[-1] if product.shape else 0

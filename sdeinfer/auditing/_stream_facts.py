@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from sdeinfer.auditing._graph_facts import failed, parameter_near
 from sdeinfer.auditing._tests import Test, pattern_of, some
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._readings import BranchNorms
 from sdeinfer.passes._record import Node
@@ -97,7 +97,7 @@ def _not_added(account: Account) -> Iterator[Test]:
         yield failed("series", left[0], says, *left)
         return
     graph, record = account.graph, account.graph.record
-    softmax = [n for n in record.nodes if n.kind == "softmax" and logits_of(graph, n)]
+    softmax = softmaxes_in(graph, record.nodes)
     outside = [node for node in softmax if not _in_a_branch(account, node)]
     ends = [chain[-1].sum for chain in account.streams]
     starts = [chain[0].skip.origin for chain in account.streams]

@@ -55,7 +55,7 @@ def _fields(of: Any) -> dict[str, Any]:
 
 
 def unlike_blocks(declared: Stack, found: Stack) -> list[str]:
-    """What two stacks differ in that no weights change, in words."""
+    """Differences of two stacks that no weights change, in words."""
     kinds, others = ([block.part_name for block in stack.layers] for stack in (declared, found))
     if kinds != others:
         return [f"its layers are {' and '.join(others)}, those declared {' and '.join(kinds)}"]

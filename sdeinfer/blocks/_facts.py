@@ -1,11 +1,10 @@
-"""What the graph of a pass shows of a block, and what no block has. Tests: `tests/blocks/test_of.py`."""
+"""Blocks as the graph of a pass shows them, and branches that are none. Tests: `tests/blocks/test_of.py`."""
 
 import dataclasses
 from typing import Any, Literal
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
-from sdeinfer.passes._stream import Link
 from sdeinfer.passes._taps import Branch
 
 OF_ATTENTION = ("query", "key", "value", "attention output")
@@ -13,12 +12,12 @@ OF_MLP = ("gate", "up", "mlp output")
 """Roles of the matrices of a branch; the last is that of its last matrix."""
 
 type Position = Literal["pre", "post"] | None
-"""Where a norm is: before the branch, after the sum, or nowhere."""
+"""The place of a norm: before the branch, after the sum, or nowhere."""
 
 
 @dataclasses.dataclass(eq=False)
 class BranchFacts:
-    """What one branch is.
+    """A branch as a block.
 
     Attributes:
         branch: the branch.
@@ -40,12 +39,12 @@ class BranchFacts:
 
     @property
     def common(self) -> dict[str, Any]:
-        """What all layers must have in common, in words."""
+        """The facts that all layers must have in common, by their names in messages."""
         return {"place of the norm": self.position, "mask": self.pattern, **self.shape}
 
 
-def facts_of(branch: Branch, chain: list[Link]) -> BranchFacts:
-    """What the graph shows, or one line of what no block has."""
+def facts_of(branch: Branch, count: int) -> BranchFacts:
+    """The facts of the graph; an InputError for a branch that no block is."""
     link, roles = branch.link, {*branch.matrices}
     if link.kind not in ("attention", "mlp"):
         raise InputError(f"model: {branch.where}: blocks have attention and MLPs, no {link.kind}")
@@ -73,14 +72,14 @@ def facts_of(branch: Branch, chain: list[Link]) -> BranchFacts:
         raise InputError(f"model: {branch.where}: has a gate of what it adds")
     if branch.norms.back > 0:
         raise InputError(f"model: {branch.where}: reads the stream before the branch beside it")
-    return BranchFacts(branch, _place_of_norm(branch, chain))
+    return BranchFacts(branch, _place_of_norm(branch, count))
 
 
-def _place_of_norm(branch: Branch, chain: list[Link]) -> Position:
+def _place_of_norm(branch: Branch, count: int) -> Position:
     """Before the branch ("pre"), after the sum ("post"), or None without a norm."""
     before = bool(branch.norms.before)
-    last = branch.place + 1 == len(chain)  # before a norm of the whole network
-    after = branch.norms.after_sum and not (last and len(chain) > 1 and not chain[-1].normed)
+    last = branch.place + 1 == count  # the norm after it may be that of the whole network
+    after = branch.norms.after_sum and not (last and count > 1 and not branch.link.normed)
     if before and (branch.link.normed or (after and not last)):
         raise InputError(f"model: {branch.where}: has norms before the branch and after the sum")
     if before:

@@ -12,7 +12,7 @@ from sdeinfer.layers import Stack
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._models import made
 from sdeinfer.passes._passes import Passes
-from sdeinfer.passes._taps import stream_of
+from sdeinfer.passes._taps import branches_of
 
 
 def of(model: Any, inputs: Any = None, *, recipe: Any = None, stream: str | None = None, seed: int = 0) -> Stack:
@@ -59,11 +59,11 @@ def network_of(
 ) -> NetworkOfBlocks:
     """A model as blocks, with its sizes and the tokens before its first layer; see `of`."""
     network = made(model, seed)
-    reader = Passes(inputs).show(network, lambda account: StackReader(account, stream_of(account, stream)))
+    reader = Passes(inputs).show(network, lambda account: StackReader(account, branches_of(account, stream)))
     stack, X = stack_from(reader, variance_of(reader.account, network, recipe)), reader.start
     assert X is not None
     prompts = X.reshape(-1, *X.shape[-2:])[: None if inputs is not None else 1]
-    return NetworkOfBlocks(stack, reader.chain[-1].layer + 1, reader.width, prompts @ prompts.mT / reader.width)
+    return NetworkOfBlocks(stack, reader.branches[-1].link.layer + 1, reader.width, prompts @ prompts.mT / reader.width)
 
 
 def stack_from(reader: StackReader, variance: Variance) -> Stack:

@@ -1,4 +1,4 @@
-"""What the values of a pass show of blocks. Tests: `tests/blocks/test_of.py`."""
+"""Blocks as the values of a pass show them. Tests: `tests/blocks/test_of.py`."""
 
 import math
 from typing import Any
@@ -8,12 +8,11 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.blocks._facts import OF_ATTENTION, BranchFacts, facts_of
 from sdeinfer.blocks._values import activations_of_values, base_of_rotations, is_softmax, norms_of_values
-from sdeinfer.covariance import CAUSAL, Pattern
+from sdeinfer.covariance import Pattern
 from sdeinfer.passes._account import Account, Matrix
-from sdeinfer.passes._attention import attended, attention_of, logits_of
+from sdeinfer.passes._attention import attended, attention_of, logits_of, softmaxes_in
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link
-from sdeinfer.passes._taps import Taps, branches_of, in_rows, states_of
+from sdeinfer.passes._taps import Branch, Taps, in_rows, states_of
 
 
 class StackReader:
@@ -21,20 +20,19 @@ class StackReader:
 
     Attributes:
         facts: of each branch, in order.
-        taps: what the second pass has to show.
+        taps: the values that the second pass has to show.
         start: tokens before the first layer, after that pass.
-        faults: what its values show that no block has.
+        faults: values that no block has, in words.
     """
 
-    def __init__(self, account: Account, chain: list[Link]):
-        self.account, self.graph, self.chain = account, account.graph, chain
-        self.branches = branches_of(account, chain)
-        self.width = chain[0].sum.shape[-1]
-        self.facts = [facts_of(branch, chain) for branch in self.branches]
+    def __init__(self, account: Account, branches: list[Branch]):
+        self.account, self.graph, self.branches = account, account.graph, branches
+        self.width = branches[0].link.sum.shape[-1]
+        self.facts = [facts_of(branch, len(branches)) for branch in branches]
         self.faults: list[str] = []
         self.taps = Taps()
         self.start: np.ndarray | None = None
-        placed = in_rows(account, chain)
+        placed = in_rows(account, branches)
 
         def keep(values: dict[str, Any]) -> None:
             self.start = _numbers(placed(values["X"]))
@@ -100,7 +98,7 @@ class StackReader:
 
     def _tap_attention(self, facts: BranchFacts) -> None:
         branch, graph = facts.branch, self.graph
-        softmaxes = [x for x in branch.nodes if x.kind == "softmax" and logits_of(graph, x) is not None]
+        softmaxes = softmaxes_in(graph, branch.nodes)
         if len(softmaxes) != 1:
             raise InputError(f"model: {branch.where}: has {len(softmaxes)} softmaxes of queries and keys")
         (softmax,) = softmaxes
@@ -130,8 +128,7 @@ class StackReader:
             if mask is None or not is_softmax(P, Y, mask):
                 self.faults.append(f"{branch.where}: its logits are not qkᵀ times a factor under a mask")
                 return
-            causal = np.array_equal(mask, np.tri(len(mask), dtype=bool))
-            facts.pattern = CAUSAL if causal else Pattern.of_mask(mask)
+            facts.pattern = Pattern.of_attended(mask)
             after = _numbers(values.get("turned"))
             bases = (base_of_rotations(_numbers(values[str(x.number)]), after, len(mask)) for x in before)
             facts.shape["rope"] = next((base for base in bases if base is not None), None)

@@ -1,4 +1,4 @@
-"""What values of a pass show of a block: its activation, mask and rotations, and the kind of a norm.
+"""Values of a pass against those of blocks: activation, softmax, rotations and norms.
 
 Tests: `tests/blocks/test_of.py`.
 """

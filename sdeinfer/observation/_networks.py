@@ -5,7 +5,6 @@ Tests: `tests/observation/test_networks.py`.
 
 import contextlib
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,19 +18,23 @@ from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import text_of
 from sdeinfer.blocks._of import stack_from, variance_of
 from sdeinfer.blocks._reader import StackReader
-from sdeinfer.covariance import CAUSAL, Pattern
+from sdeinfer.covariance import Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
 from sdeinfer.observation._observer import Observer, joined
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._attention import attended, logits_of
-from sdeinfer.passes._models import made
+from sdeinfer.passes._attention import attended, softmaxes_in
+from sdeinfer.passes._models import is_function, made
 from sdeinfer.passes._passes import Passes
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, products_in_turn, states_of, stream_of
+from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, products_in_turn, states_of
 
 BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
 """Attributes of a Dataset of branches: its blocks as text, or why there are none; and whether weights were measured."""
+
+
+type States = tuple[list[Node], Callable[[Any], Any]]
+"""The nodes of hidden states, and a function that places their values as (tokens, width) or with prompts before."""
 
 
 def observe_networks(
@@ -47,10 +50,11 @@ def observe_networks(
 ) -> xr.Dataset:
     """The covariances of the residual streams of networks, before the first layer and after each; see `observe`."""
     passes = Passes(inputs, networks)
+    states = functools.cache(functools.partial(_states, stream=stream))  # of networks of one kind once
 
     def observed(number: int) -> Observer:
         def look(account: Account) -> SeenStream:
-            return SeenStream(account, stream, pattern, choice | {"first_network": number})
+            return SeenStream(account, states(account), pattern, choice | {"first_network": number})
 
         return passes.show(_drawn(model, seed, number, networks), look).finished()
 
@@ -60,11 +64,11 @@ def observe_networks(
 class SeenStream:
     """The hidden states of a network: its residual stream, or what the matrices of one without a stream return."""
 
-    def __init__(self, account: Account, stream: str | None, pattern: Pattern | None, settings: dict[str, Any]):
+    def __init__(self, account: Account, states: States, pattern: Pattern | None, settings: dict[str, Any]):
         self.taps, self.settings, self.mask = Taps(), settings, _Mask(account, pattern)
         self.observer: Observer | None = None
-        states, self.placed = _states(account, stream)
-        for layer, node in enumerate(states):
+        nodes_of_layers, self.placed = states
+        for layer, node in enumerate(nodes_of_layers):
             nodes = {"X": node} | (self.mask.nodes if layer == 0 else {})
             self.taps.see(f"layer {layer}", nodes, self._add)
 
@@ -93,14 +97,16 @@ def observe_branches_of(
     seed: int,
     **choice: Any,
 ) -> xr.Dataset:
-    """What the residual branches of networks read and add, and the blocks that they are; see `observe_branches`."""
+    """The residual branches of networks, and the blocks that they are; see `observe_branches`."""
     passes, described = Passes(inputs, networks), {}
+    # Of networks of one kind once.
+    branches = functools.cache(functools.partial(branches_of, stream=stream))
 
     def observed(number: int) -> xr.Dataset:
         def look(account: Account) -> SeenBranches:
             one_item = inputs is None
             settings = choice | {"network": number}
-            return SeenBranches(account, stream, pattern, settings, one_item=one_item, described=number == 0)
+            return SeenBranches(account, branches(account), pattern, settings, one_item=one_item, described=number == 0)
 
         network = _drawn(model, seed, number, networks)
         seen = passes.show(network, look)
@@ -112,26 +118,25 @@ def observe_branches_of(
 
 
 class SeenBranches:
-    """What the branches of a network read and add, and if asked for the blocks that they are."""
+    """The inputs and increments of a network's branches, and if asked for the blocks that they are."""
 
     def __init__(
         self,
         account: Account,
-        stream: str | None,
+        branches: list[Branch],
         pattern: Pattern | None,
         settings: dict[str, Any],
         *,
         one_item: bool,
         described: bool,
     ):
-        chain = stream_of(account, stream)
         self.account, self.settings, self.one_item = account, settings, one_item
-        self.placed, self.mask, self.own = in_rows(account, chain), _Mask(account, pattern), Taps()
+        self.placed, self.mask, self.own = in_rows(account, branches), _Mask(account, pattern), Taps()
         self.observer: BranchObserver | None = None
         self.reader: StackReader | None = None
         self.fault = ""
         nodes_of_mask = self.mask.nodes
-        for branch in branches_of(account, chain):
+        for branch in branches:
             branch.require_one_reading()
             nodes = {"reads": branch.reads, "adds": branch.adds} | nodes_of_mask
             self.own.see(branch.where, nodes, functools.partial(self._add, branch))
@@ -139,7 +144,7 @@ class SeenBranches:
                 nodes_of_mask = {}  # it was seen by then
         if described:
             try:
-                self.reader = StackReader(account, chain)
+                self.reader = StackReader(account, branches)
             except InputError as error:  # increments are observed all the same
                 self.fault = str(error)
 
@@ -178,8 +183,7 @@ class SeenBranches:
 
 def _drawn(model: Any, seed: int, number: int, networks: int) -> Any:
     """A network by a seed of its own; the state of PyTorch's generators is restored."""
-    draws = inspect.isroutine(model) or isinstance(model, type | functools.partial)
-    if not draws and networks > 1:
+    if networks > 1 and not is_function(model):
         raise InputError(f"networks: a module is one network, got {networks}: pass a function that draws them")
     torch = sys.modules.get("torch")
     own = int(np.random.SeedSequence(seed).generate_state(number + 1)[number])
@@ -197,11 +201,11 @@ def _one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progres
     return found
 
 
-def _states(account: Account, stream: str | None) -> tuple[list[Node], Callable[[Any], Any]]:
-    """The nodes of the hidden states, and how they are placed; of a network without a stream those between matrices."""
+def _states(account: Account, stream: str | None) -> States:
+    """The hidden states of a residual stream; of a network without one those between matrices."""
     if account.streams or stream is not None:
-        chain = stream_of(account, stream)
-        return states_of(branches_of(account, chain)), in_rows(account, chain)
+        branches = branches_of(account, stream)
+        return states_of(branches), in_rows(account, branches)
     states = products_in_turn(account)
     if not states:
         raise InputError("model: no residual stream and no matrix is seen in its pass")
@@ -212,9 +216,8 @@ class _Mask:
     """Which tokens attend to which, read from the probabilities of the first attention unless it is given."""
 
     def __init__(self, account: Account, given: Pattern | None):
-        softmaxes = (x for x in account.graph.record.nodes if x.kind == "softmax" and logits_of(account.graph, x))
-        first = None if given is not None else next(softmaxes, None)
-        self.given, self.nodes = given, {} if first is None else {"probabilities": first}
+        softmaxes = softmaxes_in(account.graph, account.graph.record.nodes) if given is None else []
+        self.given, self.nodes = given, {"probabilities": softmaxes[0]} if softmaxes else {}
 
     def read(self, values: dict[str, Any]) -> Pattern:
         """The pattern, once probabilities were seen."""
@@ -225,4 +228,4 @@ class _Mask:
         mask = attended(as_array(values["probabilities"], "probabilities"))
         if mask is None:
             raise InputError("pattern: heads or prompts have masks of their own: give pattern=, or one prompt")
-        return CAUSAL if np.array_equal(mask, np.tri(len(mask), dtype=bool)) else Pattern.of_mask(mask)
+        return Pattern.of_attended(mask)

@@ -4,6 +4,7 @@ Tests: `tests/auditing/test_kinds.py`.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -38,6 +39,11 @@ class Logits:
     heads: int = 1
     norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
     apart: bool = False
+
+
+def softmaxes_in(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
+    """Softmaxes of products of activations, which are those of attentions."""
+    return [node for node in nodes if node.kind == "softmax" and logits_of(graph, node) is not None]
 
 
 def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
@@ -103,7 +109,7 @@ def attended(probabilities: np.ndarray) -> np.ndarray | None:
 
 
 def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:
-    """What probabilities sum to 1 over, by their sums over keys and, less 1, over queries."""
+    """The axis over which probabilities sum to 1, by their sums over keys and, less 1, over queries."""
     if sums is None or abs(after - 1) > 1e-3:
         return ""
     least, largest, others = sums

@@ -22,7 +22,7 @@ WRAPPED = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "Distribute
 
 def made(model: Any, seed: int) -> Any:
     """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
-    if not is_torch(model) and (inspect.isroutine(model) or isinstance(model, type | functools.partial)):
+    if not is_torch(model) and is_function(model):
         model = _made(model, seed)
     return unwrapped(model) if is_torch(model) else model
 
@@ -37,6 +37,11 @@ def _made(make: Any, seed: int) -> Any:
     if torch is not None:
         torch.manual_seed(seed)
     return of_seed(make, seed)
+
+
+def is_function(model: Any) -> bool:
+    """Whether it makes networks: a function or a class."""
+    return inspect.isroutine(model) or isinstance(model, type | functools.partial)
 
 
 def is_network(given: Any) -> bool:

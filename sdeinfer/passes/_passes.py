@@ -21,11 +21,11 @@ WORTH_COMPILING = 8
 
 @runtime_checkable
 class Seen(Protocol):
-    """What is seen of one network: made from the account of a first pass, with the taps of a second one."""
+    """Values that are seen of one network: made from the account of a first pass, with the taps of a second one."""
 
     @property
     def taps(self) -> Taps:
-        """What the second pass has to show."""
+        """The values that the second pass has to show."""
         ...
 
 

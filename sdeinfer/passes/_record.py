@@ -4,7 +4,9 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import functools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ MOST = 1 << 16
 """Entries of a parameter from which its law is estimated, evenly spread; σ then has an error of .3 %."""
 
 type Watch = Mapping[int, Callable[[Any], None]]
-"""What is done with the tensors or arrays of some nodes, by the order of these."""
+"""Functions that take the tensors or arrays of some nodes, by the order of these."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -108,3 +110,12 @@ class Record:
             self.nodes = [node for node in self.nodes if id(node) in used or node.kind == "parameter"]
         for number, node in enumerate(self.nodes):
             node.number = number
+
+    @functools.cached_property
+    def readers(self) -> Mapping[int, list[Node]]:
+        """The nodes that are computed from each node, by its number."""
+        found: dict[int, list[Node]] = defaultdict(list)
+        for node in self.nodes:
+            for each in node.inputs:
+                found[each.number].append(node)
+        return found

@@ -1,4 +1,4 @@
-"""What is seen of a residual stream in a pass: its states, and what each branch reads and adds.
+"""Taps of a pass: the states of a residual stream, and the tensors that each branch reads and adds.
 
 Tests: `tests/observation/test_networks.py`.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 from sdeinfer._files import InputError
 from sdeinfer.passes._account import Account, Matrix
-from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._graph import PRODUCTS
 from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
-from sdeinfer.passes._record import Node, Watch
+from sdeinfer.passes._record import Node, Record, Watch
 from sdeinfer.passes._stream import Link
 
 
@@ -57,7 +57,7 @@ class Taps:
 
     @property
     def watch(self) -> Watch:
-        """What is done with the values of each node."""
+        """The functions that take the values of each node."""
 
         def show(takers: list[Callable[[Any], None]], value: Any) -> None:
             for take in takers:
@@ -120,7 +120,7 @@ class Branch:
                 raise InputError(f"{self.where}: {reading.name} reads another tensor than {first.name}")
 
 
-def stream_of(account: Account, names: str | None = None) -> list[Link]:
+def _stream_of(account: Account, names: str | None = None) -> list[Link]:
     """The residual stream of a network, or the one whose parameters match a glob."""
     streams = account.streams
     if names is not None:
@@ -143,13 +143,14 @@ def _between(account: Account, link: Link) -> list[Node]:
 
 
 def common(names: Iterable[str]) -> str:
-    """What dotted names begin with, without the last part of the only one."""
+    """The common beginning of dotted names, without their last parts."""
     parts = [name.split(".")[:-1] for name in names]
     return ".".join(column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False)))
 
 
-def branches_of(account: Account, chain: list[Link]) -> list[Branch]:
-    """The branches of a stream, in order."""
+def branches_of(account: Account, stream: str | None = None) -> list[Branch]:
+    """The branches of the residual stream, or of the one whose parameters match a glob, in order."""
+    chain = _stream_of(account, stream)
     norms = {id(each.link): each for each in norms_of(account, readings_of(account))}
     by_array: dict[str, list[Matrix]] = defaultdict(list)
     for matrix in account.matrices.values():
@@ -185,7 +186,7 @@ def branches_of(account: Account, chain: list[Link]) -> list[Branch]:
 def states_of(branches: list[Branch]) -> list[Node]:
     """The stream before its first branch, and after the last sum of each layer."""
     first, last = branches[0], {branch.link.layer: branch.link.sum for branch in branches}
-    # What the sum has and the branch reads; not what only one of both scales.
+    # A factor of the stream alone, or of the branch alone, is no part of it.
     read = first.readings[0].product.inputs[0] if first.readings else first.link.skip.origin
     shared = _way(read)
     start = next((node for node in _way(first.other) if node in shared), first.link.skip.origin)
@@ -210,24 +211,24 @@ def products_in_turn(account: Account) -> list[Node]:
         if node.kind == "product":
             found += [node.inputs[0]] if not found else []
             found.append(node)
-    readers: dict[int, list[Node]] = defaultdict(list)
-    for node in record.nodes:
-        for each in node.inputs:
-            readers[each.number].append(node)
-    for place, node in enumerate(found[1:], start=1):
-        while (
-            len(after := readers[node.number]) == 1 and len(after[0].inputs) == 1 and after[0].kind in ("scale", "sum")
-        ):
-            node = after[0]
-        found[place] = node
-    return found
+    return [*found[:1], *(_scaled(record, node) for node in found[1:])]
 
 
-def in_rows(account: Account, chain: list[Link]) -> Callable[[Any], Any]:
+def _scaled(record: Record, node: Node) -> Node:
+    """A tensor after the factors and offsets that all that follows from it has in common."""
+    while len(after := record.readers[node.number]) == 1:
+        (reader,) = after
+        if reader.kind not in ("scale", "sum") or len(reader.inputs) > 1:
+            break
+        node = reader
+    return node
+
+
+def in_rows(account: Account, branches: list[Branch]) -> Callable[[Any], Any]:
     """Tensors with the entries of the stream as arrays (tokens, width) or (prompts, tokens, width)."""
-    graph, shape = account.graph, chain[0].sum.shape
-    softmaxes = (node for node in graph.record.nodes if node.kind == "softmax" and logits_of(graph, node) is not None)
-    tokens = next((node.shape[-1] for node in softmaxes), None)
+    shape = branches[0].link.sum.shape
+    softmaxes = softmaxes_in(account.graph, account.graph.record.nodes)
+    tokens = softmaxes[0].shape[-1] if softmaxes else None
 
     def placed(values: Any) -> Any:
         values = values.reshape(shape)

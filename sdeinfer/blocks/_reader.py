@@ -7,8 +7,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._facts import OF_ATTENTION, BranchFacts, facts_of
-from sdeinfer.blocks._values import activations_of_values, base_of_rotations, is_softmax, norms_of_values
-from sdeinfer.covariance import Pattern
+from sdeinfer.blocks._values import activations_of_values, base_of_rotations, is_softmax, norms_of_values, pattern_of
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import attended, attention_of, logits_of, softmaxes_in
 from sdeinfer.passes._record import Node
@@ -128,7 +127,7 @@ class StackReader:
             if mask is None or not is_softmax(P, Y, mask):
                 self.faults.append(f"{branch.where}: its logits are not qkᵀ times a factor under a mask")
                 return
-            facts.pattern = Pattern.of_attended(mask)
+            facts.pattern = pattern_of(mask)
             after = _numbers(values.get("turned"))
             bases = (base_of_rotations(_numbers(values[str(x.number)]), after, len(mask)) for x in before)
             facts.shape["rope"] = next((base for base in bases if base is not None), None)

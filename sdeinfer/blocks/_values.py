@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sdeinfer.blocks._mlp import ACTIVATIONS
+from sdeinfer.covariance import CAUSAL, Pattern
 
 SAME = 1e-4
 """Largest relative difference of values that a network computes in float32 from those of a formula."""
@@ -17,6 +18,11 @@ def activations_of_values(z: np.ndarray, h: np.ndarray) -> dict[str, float]:
     scale = np.abs(h).max()
     errors = {name: np.abs(np.asarray(f(jnp.asarray(z))) - h).max() / scale for name, f in ACTIVATIONS.items()}
     return {name: float(error) for name, error in errors.items() if error <= SAME}
+
+
+def pattern_of(mask: np.ndarray) -> Pattern:
+    """The pattern of a boolean matrix; a lower triangle is a causal mask of any length."""
+    return CAUSAL if np.array_equal(mask, np.tri(len(mask), dtype=bool)) else Pattern.of_mask(mask)
 
 
 def is_softmax(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> bool:

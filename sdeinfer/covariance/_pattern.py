@@ -74,12 +74,6 @@ class Pattern:
             return EVERY_TOKEN
         return cls(rows=tuple(tuple(map(bool, row)) for row in M))
 
-    @classmethod
-    def of_attended(cls, mask: ArrayLike) -> "Pattern":
-        """The pattern of a boolean matrix, as `of_mask`; a causal one of any length for a lower triangle."""
-        M = np.asarray(mask)
-        return CAUSAL if np.array_equal(M, np.tri(len(M), dtype=bool)) else cls.of_mask(M)
-
     @property
     def everything(self) -> bool:
         """Whether every token attends to all tokens."""

@@ -18,6 +18,7 @@ from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import text_of
 from sdeinfer.blocks._of import stack_from, variance_of
 from sdeinfer.blocks._reader import StackReader
+from sdeinfer.blocks._values import pattern_of
 from sdeinfer.covariance import Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
@@ -228,4 +229,4 @@ class _Mask:
         mask = attended(as_array(values["probabilities"], "probabilities"))
         if mask is None:
             raise InputError("pattern: heads or prompts have masks of their own: give pattern=, or one prompt")
-        return Pattern.of_attended(mask)
+        return pattern_of(mask)

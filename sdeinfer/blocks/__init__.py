@@ -8,6 +8,8 @@ from sdeinfer.blocks._attention import SelfAttention as SelfAttention
 from sdeinfer.blocks._block import Block as Block
 from sdeinfer.blocks._branch import AbstractBranch as AbstractBranch
 from sdeinfer.blocks._coefficients import law_of_increment as law_of_increment
+from sdeinfer.blocks._experts import Experts as Experts
+from sdeinfer.blocks._latent import LatentAttention as LatentAttention
 from sdeinfer.blocks._law import LogMatrixNormal as LogMatrixNormal
 from sdeinfer.blocks._law import LogMoments as LogMoments
 from sdeinfer.blocks._law import MatrixMoments as MatrixMoments
@@ -17,3 +19,4 @@ from sdeinfer.blocks._law import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._mlp import MLP as MLP
 from sdeinfer.blocks._of import of as of
+from sdeinfer.blocks._parallel import Parallel as Parallel

@@ -1,8 +1,8 @@
-"""Residual blocks as layers, and the norms of their tokens, without gains and without the constant in the root."""
+"""Residual blocks as layers, one after the other or beside each other. Tests: `tests/blocks/test_block.py`."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias
-from sdeinfer.covariance._batched import diagonal, matmul
+from sdeinfer.blocks._norms import Norm, normalised, normalised_covariance, normalised_tokens
+from sdeinfer.covariance._batched import gram, matmul, total
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import factor, residual_covariance, wishart_draws, wishart_factor
+from sdeinfer.layers._wishart import factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter, distributions
 
 STRENGTH = Parameter(
@@ -23,9 +24,16 @@ STRENGTH = Parameter(
 )
 """The default prior has 95 % between .007 and 19, for strengths of order 1/√L to 1."""
 
+OUTPUT_GAIN = Parameter(
+    "output_gain", "γ", "gain of the norm after a residual branch", "log", lambda: distributions().LogNormal(-1.0, 2.0)
+)
+
 
 class Block(AbstractLayer):
-    """A residual block with one branch: X′ = αX + g h(norm(X)) W/√u (Pre-LN), or norm(αX + g h(X) W/√u) (Post-LN).
+    """A residual block with one branch: X′ = αX + Δ, Δ = g h(norm(X)) W/√u (Pre-LN), or norm(αX + Δ) (Post-LN).
+
+    With a norm after the branch X′ = αX + γ norm(Δ), as in OLMo 2 and, beside a norm before it, Gemma: X′ does not
+    depend on the strength then, only on the gain γ. Fits of increments see Δ itself, before the norm.
 
     W has independent N(0, 1) entries and u rows, for u hidden features h of the branch; a network whose last matrix has
     entries of standard deviation σ has the strength g = √u σ. A Transformer layer is a `Stack` of two blocks.
@@ -40,23 +48,30 @@ class Block(AbstractLayer):
         position: "pre", for a norm of what the branch reads, or "post", for one of the sum.
         skip: α.
         bias: variance of the biases of the last linear map.
+        output_norm: "rms" or "layer" for a norm of Δ; None for none.
+        output_gain: γ; 1 + w for a norm that multiplies by 1 + w.
         dropout: p; training sets each entry of the increment to 0 with this probability, independently, and divides the
             others by 1 − p. Only networks with weights and moments have it, see `require_no_dropout`.
     """
 
     branch: AbstractBranch
     strength: Float[Any, ""] = STRENGTH.field(default=1.0)
-    norm: Literal["layer", "rms"] | None = eqx.field(default=None, static=True)
+    norm: Norm = eqx.field(default=None, static=True)
     position: Literal["pre", "post"] = eqx.field(default="pre", static=True)
     skip: float = eqx.field(default=1.0, static=True)
     bias: float = eqx.field(default=0.0, static=True)
     dropout: float = eqx.field(default=0.0, static=True)
+    output_norm: Norm = eqx.field(default=None, static=True)
+    output_gain: Float[Any, ""] = OUTPUT_GAIN.field(default=1.0)
 
     def __check_init__(self):
         if not isinstance(self.branch, AbstractBranch):
             raise InputError(f"branch: a branch is needed, as si.blocks.MLP(), got {shown(self.branch)}")
-        if self.norm not in ("layer", "rms", None):
-            raise InputError(f"norm: one of layer, rms, None is needed, got {shown(self.norm)}")
+        for name in ("norm", "output_norm"):
+            if getattr(self, name) not in ("layer", "rms", None):
+                raise InputError(f"{name}: one of layer, rms, None is needed, got {shown(getattr(self, name))}")
+        if self.output_norm is not None and self.position == "post":
+            raise InputError("output_norm: a block with a norm after the sum has no norm after the branch")
         if self.position not in ("pre", "post"):
             raise InputError(f"position: 'pre' or 'post' is needed, got {shown(self.position)}")
         check_bias(self.bias)
@@ -98,6 +113,8 @@ class Block(AbstractLayer):
 
     def with_increment(self, X: Float[Array, "m n"], increment: Float[Array, "m n"]) -> Float[Array, "m n"]:
         """The output, given what the branch adds."""
+        if self.output_norm is not None:
+            increment = self.output_gain * normalised_tokens(increment, self.output_norm)
         total = self.skip * X + increment
         return total if self.position == "pre" else normalised_tokens(total, self.norm)
 
@@ -113,69 +130,76 @@ class Block(AbstractLayer):
             InputError: for dropout; networks with weights have it.
         """
         self.require_no_dropout("the chain has none: use method='weights'")
-        tokens, pre = len(V), self.position == "pre"
         key_read, key_branch, key_out = keys.split(3)
-        read = normalised(V, self.norm, width=width, keys=key_read) if pre else V
-        S = self.branch.hidden_covariance(read, width=width, keys=key_branch)
+        S = self.increment_covariance(self.read_covariance(V, width=width, keys=key_read), width=width, keys=key_branch)
         # Tokens after a LayerNorm, and what it keeps of the increments, have no component along the ones.
-        features = width - 1 if not pre and self.norm == "layer" else width
-        drawn = wishart_draws([features - tokens], tokens=tokens, blocks=1, normals=1, dtype=V.dtype, keys=key_out)
-        found = residual_covariance(
-            factor(V),
-            factor(self.strength**2 * S + self.bias),
-            shortcut=jnp.asarray(self.skip, V.dtype),
-            gamma=jnp.ones((), V.dtype),
-            width=width,
-            near=drawn.normals[1],
-            far=wishart_factor(features - tokens, drawn.normals[0], drawn.chi[0]),
-        )
-        return found if pre else normalised_covariance(found, self.norm)
+        norm = self.output_norm if self.position == "pre" else self.norm
+        centred = norm == "layer"
+        parts = increment_parts(V, S, width=width, features=width - 1 if centred else width, keys=key_out)
+        if self.output_norm is not None:
+            scale = self.output_gain / jnp.sqrt(total(jnp.square(parts.inside) + jnp.square(parts.outside), axis=1))
+            parts = IncrementParts(parts.stream, *(part * scale[:, None] for part in parts[1:]))
+        found = parts.sum_covariance(self.skip)
+        return found if self.position == "pre" else normalised_covariance(found, self.norm)
+
+    def read_covariance(
+        self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m 1 networks"]:
+        """The covariance of what the branch reads."""
+        return normalised(V, self.norm, width=width, keys=keys) if self.position == "pre" else V
+
+    def increment_covariance(
+        self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
+    ) -> Float[Array, "m m 1 networks"]:
+        """g² S + b of the branch's features, the covariance of the columns of Δ, given that of what it reads."""
+        return self.strength**2 * self.branch.hidden_covariance(V, width=width, keys=keys) + self.bias
 
     def declared(self) -> dict[str, Parameter]:
-        """The strength, and the parameter of the branch."""
-        return super().declared() | self.branch.declared()
+        """The strength, or the gain of a norm after the branch; and the parameter of the branch."""
+        scale = STRENGTH if self.output_norm is None else OUTPUT_GAIN
+        return {scale.name: scale} | self.branch.declared()
 
     def parameters(self) -> dict[str, Any]:
         """Values of the parameters by public name."""
-        return {name: getattr(self if name == "strength" else self.branch, name) for name in self.declared()}
+        of_branch = self.branch.declared()
+        return {name: getattr(self.branch if name in of_branch else self, name) for name in self.declared()}
 
     def with_parameters(self, values: Mapping[str, ArrayLike]) -> "Block":
         """A copy with some parameters replaced."""
-        own = {name: value for name, value in values.items() if name == "strength"}
-        of_branch = {name: value for name, value in values.items() if name != "strength"}
-        return dataclasses.replace(self, **own, branch=dataclasses.replace(self.branch, **of_branch))
+        of_branch = {name: value for name, value in values.items() if name in self.branch.declared()}
+        of_block = {name: value for name, value in values.items() if name not in of_branch}
+        return dataclasses.replace(self, **of_block, branch=dataclasses.replace(self.branch, **of_branch))
 
 
-def normalised_tokens(X: Float[Array, "m n"], norm: Literal["layer", "rms"] | None) -> Float[Array, "m n"]:
-    """Tokens with a mean square of 1 over their features, by LayerNorm with a mean of 0."""
-    if norm is None:
-        return X
-    if norm == "layer":
-        X = X - X.mean(axis=1, keepdims=True)
-    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True))
+class IncrementParts(NamedTuple):
+    """Tokens over √n in an orthonormal basis whose first m directions span them, and an increment in it.
+
+    Attributes:
+        stream: L with L Lᵀ = V, the tokens in the first m directions.
+        inside: the increment in these directions.
+        outside: a factor of the increment's Gram matrix in all others.
+    """
+
+    stream: Float[Array, "m m 1 networks"]
+    inside: Float[Array, "m m 1 networks"]
+    outside: Float[Array, "m m 1 networks"]
+
+    def sum_covariance(self, skip: float) -> Float[Array, "m m 1 networks"]:
+        """The covariance of the tokens times `skip` plus the increment."""
+        return gram(skip * self.stream + self.inside) + gram(self.outside)
 
 
-def normalised_covariance(
-    V: Float[Array, "m m ..."], norm: Literal["layer", "rms"] | None, mean: Float[Array, "m ..."] | None = None
-) -> Float[Array, "m m ..."]:
-    """V̂ = D^{-1/2} V D^{-1/2}, with D = diag V; by LayerNorm for V less the products of the tokens' means."""
-    if norm is None:
-        return V
-    if norm == "layer" and mean is not None:
-        V = V - mean[:, None] * mean
-    scale = 1 / jnp.sqrt(diagonal(V))
-    return V * scale[:, None] * scale
-
-
-def normalised(
+def increment_parts(
     V: Float[Array, "m m 1 networks"],
-    norm: Literal["layer", "rms"] | None,
+    S: Float[Array, "m m 1 networks"],
     *,
     width: Int[Array, ""] | int,
+    features: Int[Array, ""] | int,
     keys: NetworkKeys,
-) -> Float[Array, "m m 1 networks"]:
-    """V̂ of tokens with uniformly random directions: their means are L z/√n with L Lᵀ = V and z of normals."""
-    if norm != "layer":
-        return normalised_covariance(V, norm)
-    z = keys.normals((len(V), 1, 1), V.dtype) / jnp.sqrt(jnp.asarray(width, V.dtype))
-    return normalised_covariance(V, norm, matmul(factor(V), z)[:, 0])
+) -> IncrementParts:
+    """Draw an increment whose columns have the covariance S; `features` is the number of its independent columns."""
+    tokens = len(V)
+    drawn = wishart_draws([features - tokens], tokens=tokens, blocks=1, normals=1, dtype=V.dtype, keys=keys)
+    F = factor(S) / jnp.sqrt(jnp.asarray(width, V.dtype))
+    outside = wishart_factor(features - tokens, drawn.normals[0], drawn.chi[0])
+    return IncrementParts(factor(V), matmul(F, drawn.normals[1]), matmul(F, outside))

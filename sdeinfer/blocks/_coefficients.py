@@ -15,8 +15,9 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sdeinfer._files import InputError
 from sdeinfer._threads import in_threads
-from sdeinfer.blocks._block import Block, normalised_covariance
+from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._law import LogMatrixNormal, increment_law
+from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.blocks._order import BlockOrder
 
 WIDEST = 32.0

@@ -16,7 +16,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import GAIN, AbstractBranch, check_bias, projected, projection, uniform_nodes
 from sdeinfer.blocks._law import MatrixMoments, fourth_moments
-from sdeinfer.covariance._batched import gram, matmul
+from sdeinfer.covariance._batched import gram, matmul, total
 from sdeinfer.covariance._matrix import pairs, square_of, vech
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE, factor
@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": jax.nn.gelu,
     "relu": jax.nn.relu,
     "relu_squared": lambda z: jnp.square(jax.nn.relu(z)),
+    "quick_gelu": lambda z: z * jax.nn.sigmoid(1.702 * z),
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
     "identity": lambda z: z,
@@ -53,6 +54,7 @@ class MLP(AbstractBranch):
         activation: φ, a name of `ACTIVATIONS` or a function of an array.
         expansion: number u of hidden units divided by n.
         gated: whether φ is multiplied by a second projection, as in SwiGLU ("silu") and GeGLU ("gelu").
+        offset: c of φ ⊙ (z′ + c) in gated units (1 in gpt-oss).
         bias: variance of the biases of the first projections.
     """
 
@@ -64,6 +66,7 @@ class MLP(AbstractBranch):
     expansion: float = eqx.field(default=4.0, static=True)
     gated: bool = eqx.field(default=False, static=True)
     bias: float = eqx.field(default=0.0, static=True)
+    offset: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
         activation_of(self.activation)
@@ -73,14 +76,14 @@ class MLP(AbstractBranch):
 
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width of less than one hidden unit."""
-        if self._units(width) < 1:
+        if self.units(width) < 1:
             raise InputError(f"expansion: {self.expansion:g} times a width of {width} is less than one hidden unit")
 
     def hidden(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m u"]:
         """Draw weights and compute h."""
         width = U.shape[1]
         key_weights, key_biases = jr.split(key)
-        count, units = 1 + self.gated, self._units(width)
+        count, units = 1 + self.gated, self.units(width)
         W = jr.normal(key_weights, (count, width, units), U.dtype)
         offsets = jr.normal(key_biases, (count, units), U.dtype)
         return self._features(*(projection(U, W[k], offsets[k], self.gain, self.bias) for k in range(count)))
@@ -89,16 +92,31 @@ class MLP(AbstractBranch):
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m 1 networks"]:
         """The sum over units of hhᵀ, for projections z = L × normals with L Lᵀ = G."""
-        tokens, units = len(V), self._units(width)
-        L = factor(projected(V, self.gain, self.bias))
+        units = self.units(width)
+        return self.units_gram(factor(projected(V, self.gain, self.bias)), units, keys=keys) / units
+
+    def units_gram(
+        self,
+        L: Float[Array, "m m 1 networks"],
+        units: Int[Array, ""] | int,
+        *,
+        weights: Float[Array, "m experts networks"] | None = None,
+        keys: NetworkKeys,
+    ) -> Float[Array, "m m 1 networks"]:
+        """Σ hhᵀ over hidden units, whose projections have the covariance L Lᵀ.
+
+        With weights p of experts, the sum over experts of that of p ⊙ h.
+        """
+        tokens, experts = len(L), 1 if weights is None else weights.shape[1]
 
         def add(number: Int[Array, ""], S: Array) -> Array:
-            shape = (1 + self.gated, tokens, COLUMNS_AT_ONCE, 1)
-            h = self._features(*(matmul(L, z) for z in keys.normals(shape, V.dtype, stream=1, block=number)))
+            shape = (1 + self.gated, tokens, COLUMNS_AT_ONCE, experts)
+            h = self._features(*(matmul(L, z) for z in keys.normals(shape, L.dtype, stream=1, block=number)))
             there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < units
-            return S + gram(jnp.where(there[:, None, None], h, 0.0))
+            h = h if weights is None else h * weights[:, None]
+            return S + total(gram(jnp.where(there[:, None, None], h, 0.0)), axis=2)[:, :, None]
 
-        return jax.lax.fori_loop(0, -(-units // COLUMNS_AT_ONCE), add, jnp.zeros_like(V)) / units
+        return jax.lax.fori_loop(0, -(-units // COLUMNS_AT_ONCE), add, jnp.zeros_like(L))
 
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> Float[np.ndarray, "nodes m"]:
         """Standard normals; the gate's are integrated out."""
@@ -106,27 +124,29 @@ class MLP(AbstractBranch):
         return ndtri(uniform_nodes(tokens, log2, seed))
 
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
-        """Means over nodes; given φ, a gated unit is normal with the covariance φ_a G_ab φ_b."""
+        """Means over nodes; given φ, a gated unit is normal with the mean c φ and the covariance φ_a G_ab φ_b."""
         tokens, count = len(V), len(nodes)
         L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
         phi = jax.lax.optimization_barrier(activation_of(self.activation)(nodes @ L.T))
         if self.gated:
             M = phi[:, :, None] * L
-            P = M @ M.mT
-            part, of_gates = vech(P), fourth_moments(P)
+            N = self.offset**2 * phi[:, :, None] * phi[:, None, :]
+            second = M @ M.mT + N
+            part, of_gates = vech(second), fourth_moments(second) - fourth_moments(N)
         else:
             a, b = pairs(tokens)
             part, of_gates = phi[:, a] * phi[:, b], 0.0
         mean = part.mean(0)
         centred = part - mean
-        covariance = (centred.T @ centred + of_gates) / (count * self._units(width))
+        covariance = (centred.T @ centred + of_gates) / (count * self.units(width))
         return MatrixMoments(mean[square_of(tokens)], covariance)
 
     def _features(self, z: Array, gate: Array | None = None) -> Array:
         phi = activation_of(self.activation)(z)
-        return phi if gate is None else phi * gate
+        return phi if gate is None else phi * (gate + self.offset)
 
-    def _units(self, width: Any) -> Any:
+    def units(self, width: Any) -> Any:
+        """Number u of hidden units."""
         if isinstance(width, int | np.integer):
             return round(self.expansion * int(width))
         return jnp.round(self.expansion * width).astype(int)

@@ -1,0 +1,48 @@
+"""Norms of tokens and of their covariances. Tests: `tests/blocks/test_block.py`."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from sdeinfer.covariance._batched import diagonal, matmul
+from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._wishart import factor
+
+type Norm = Literal["layer", "rms"] | None
+"""LayerNorm, RMSNorm or no norm, without gains."""
+
+
+def normalised_tokens(X: Float[Array, "m n"], norm: Norm) -> Float[Array, "m n"]:
+    """Tokens with a mean square of 1 over their features, by LayerNorm with a mean of 0."""
+    if norm is None:
+        return X
+    if norm == "layer":
+        X = X - X.mean(axis=1, keepdims=True)
+    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True))
+
+
+def normalised_covariance(
+    V: Float[Array, "m m ..."], norm: Norm, mean: Float[Array, "m ..."] | None = None
+) -> Float[Array, "m m ..."]:
+    """V̂ = D^{-1/2} V D^{-1/2}, with D = diag V; by LayerNorm for V less the products of the tokens' means."""
+    if norm is None:
+        return V
+    if norm == "layer" and mean is not None:
+        V = V - mean[:, None] * mean
+    scale = 1 / jnp.sqrt(diagonal(V))
+    return V * scale[:, None] * scale
+
+
+def normalised(
+    V: Float[Array, "m m 1 networks"],
+    norm: Norm,
+    *,
+    width: Int[Array, ""] | int,
+    keys: NetworkKeys,
+) -> Float[Array, "m m 1 networks"]:
+    """V̂ of tokens with uniformly random directions: their means are L z/√n with L Lᵀ = V and z of normals."""
+    if norm != "layer":
+        return normalised_covariance(V, norm)
+    z = keys.normals((len(V), 1, 1), V.dtype) / jnp.sqrt(jnp.asarray(width, V.dtype))
+    return normalised_covariance(V, norm, matmul(factor(V), z)[:, 0])

@@ -9,12 +9,15 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
+from sdeinfer.blocks._experts import Experts
+from sdeinfer.blocks._latent import LatentAttention
 from sdeinfer.blocks._mlp import MLP
+from sdeinfer.blocks._parallel import Parallel
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import Stack
 
-BRANCHES = {"attention": SelfAttention, "mlp": MLP}
-"""Types of branches by their kinds."""
+BRANCHES = {"attention": SelfAttention, "latent attention": LatentAttention, "mlp": MLP, "experts": Experts}
+"""Types of branches by their names in files."""
 
 
 def text_of(stack: Stack) -> str:
@@ -22,9 +25,13 @@ def text_of(stack: Stack) -> str:
     blocks = []
     for block in stack.layers:
         assert isinstance(block, Block)
-        own = _fields(block) | {"branch": {"kind": block.branch.kind, **_fields(block.branch)}}
-        blocks.append(own)
-    return json.dumps(blocks)
+        blocks.append(_fields(block) | {"branch": {"kind": name_of(block), **_fields(block.branch)}})
+    return json.dumps({"beside each other": blocks} if isinstance(stack, Parallel) else blocks)
+
+
+def name_of(block: Block) -> str:
+    """The name of the type of a block's branch."""
+    return next(name for name, kind in BRANCHES.items() if isinstance(block.branch, kind))
 
 
 def stack_of(text: str, pattern: Pattern) -> Stack:
@@ -34,16 +41,19 @@ def stack_of(text: str, pattern: Pattern) -> Stack:
         InputError: for other text.
     """
     try:
-        return Stack(tuple(_block(each, pattern) for each in json.loads(text)))
+        given = json.loads(text)
+        if isinstance(given, dict):
+            return Parallel(tuple(_block(block, pattern) for block in given["beside each other"]))
+        return Stack(tuple(_block(block, pattern) for block in given))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"blocks: the attribute does not describe blocks ({error})") from error
 
 
 def _block(given: dict[str, Any], pattern: Pattern) -> Block:
-    own = given["branch"]
-    more = {"pattern": pattern} if own["kind"] == "attention" else {}
-    sizes = {name: value for name, value in own.items() if name != "kind"}
-    branch: Any = BRANCHES[own["kind"]](**sizes, **more)
+    fields = given["branch"]
+    more = {"pattern": pattern} if "attention" in fields["kind"] else {}
+    sizes = {name: value for name, value in fields.items() if name != "kind"}
+    branch: Any = BRANCHES[fields["kind"]](**sizes, **more)
     return Block(branch, **{name: value for name, value in given.items() if name != "branch"})
 
 
@@ -56,27 +66,40 @@ def _fields(of: Any) -> dict[str, Any]:
 
 def unlike_blocks(declared: Stack, found: Stack) -> list[str]:
     """Differences of two stacks that no weights change, in words."""
-    kinds, others = ([block.part_name for block in stack.layers] for stack in (declared, found))
+    kinds, others = (_kinds(stack) for stack in (declared, found))
     if kinds != others:
-        return [f"its layers are {' and '.join(others)}, those declared {' and '.join(kinds)}"]
+        return [f"its layers are {others}, those declared {kinds}"]
     lines = []
-    for own, other in zip(declared.layers, found.layers, strict=True):
-        assert isinstance(own, Block)
+    for one, other in zip(declared.layers, found.layers, strict=True):
+        assert isinstance(one, Block)
         assert isinstance(other, Block)
-        one, two = _facts(own), _facts(other)
-        unlike = (name for name in one if one[name] != two[name])
-        lines += [f"{own.part_name}: {name} {two[name]}, declared {one[name]}" for name in unlike]
+        facts, others = _facts(one), _facts(other)
+        unlike = (name for name in facts if facts[name] != others[name])
+        lines += [f"{one.part_name}: {name} {others[name]}, declared {facts[name]}" for name in unlike]
     return lines
 
 
+def _kinds(stack: Stack) -> str:
+    names = [name_of(block) for block in stack.layers if isinstance(block, Block)]
+    return (" beside " if isinstance(stack, Parallel) else " and ").join(names)
+
+
+NUMBERS = ("strength", "output_gain", "gain", "temperature", "rotated_gain", "router", "bias", "sink")
+"""Fields that weights change."""
+
+
 def _facts(block: Block) -> dict[str, Any]:
+    """What no weights change of a block and its branch; a mask by its rows, since it may be of any length."""
     branch = block.branch
-    found: dict[str, Any] = {"norm": block.norm, "position": block.position, "skip": round(block.skip, 3)}
-    match branch:
-        case SelfAttention():
-            rope = None if branch.rope is None else float(f"{branch.rope:.2g}")
-            found |= {"heads": branch.heads, "key_value_heads": branch.groups, "rope": rope}
-            found |= {"mask": branch.pattern.rows or ("causal" if branch.pattern.causal else None)}
-        case MLP():
-            found |= {"activation": branch.activation, "gated": branch.gated, "expansion": round(branch.expansion, 3)}
-    return found
+    facts = {name: value for name, value in (_fields(block) | _fields(branch)).items() if name not in NUMBERS}
+    for name in facts.keys() & {"skip", "expansion", "shared", "scale"}:
+        facts[name] = round(facts[name], 3)
+    if isinstance(branch, SelfAttention):
+        facts |= {
+            "key_value_heads": branch.groups,
+            "rope": None if branch.rope is None else float(f"{branch.rope:.2g}"),
+        }
+        facts.pop("head_size")
+    if isinstance(branch, SelfAttention | LatentAttention):
+        facts["mask"] = branch.pattern.rows or ("causal" if branch.pattern.causal else None)
+    return facts

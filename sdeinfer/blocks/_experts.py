@@ -100,14 +100,14 @@ class Experts(AbstractBranch):
     def hidden(self, U: Float[Array, "m n"], *, key: PRNGKeyArray) -> Float[Array, "m u"]:
         """Draw weights and compute h, times √(U/u) for U units of all experts: `Block.increment` divides by √U."""
         tokens, width = U.shape
-        key_router, key_shared, *key_experts = jr.split(key, 2 + self.experts)
+        key_router, key_shared, key_experts = jr.split(key, 3)
         W = jr.normal(key_router, (width, self.experts), U.dtype)
         p = self._weights(projection(U, W, jnp.zeros(self.experts, U.dtype), self.router, 0.0))
-        h = [p[:, e, None] * self.expert.hidden(U, key=own) for e, own in enumerate(key_experts)]
+        of_experts = jax.vmap(lambda key: self.expert.hidden(U, key=key))(jr.split(key_experts, self.experts))
+        h = (p.T[:, :, None] * of_experts).swapaxes(0, 1).reshape(tokens, -1)
         if self.shared_expert is not None:
-            h.append(self.shared_expert.hidden(U, key=key_shared))
-        found = jnp.concatenate(h, axis=1)
-        return found * jnp.sqrt(found.shape[1] / self.expert.units(width))
+            h = jnp.concatenate([h, self.shared_expert.hidden(U, key=key_shared)], axis=1)
+        return h * jnp.sqrt(h.shape[1] / self.expert.units(width))
 
     def hidden_covariance(
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
@@ -180,15 +180,15 @@ class Experts(AbstractBranch):
         return means, within
 
     def _weights(self, logits: Float[Array, "... experts"]) -> Float[Array, "... experts"]:
-        """P of each token: 0 for experts that it has not chosen."""
-        least = jax.lax.top_k(logits, self.chosen)[0][..., -1:]
-        chosen = logits >= least
-        match self.scores:
-            case "chosen":
-                p = jax.nn.softmax(jnp.where(chosen, logits, -jnp.inf), axis=-1)
-            case "all":
-                p = jnp.where(chosen, jax.nn.softmax(logits, axis=-1), 0.0)
-            case "sigmoid":
-                p = jnp.where(chosen, jax.nn.sigmoid(logits), 0.0)
-                p = p / p.sum(-1, keepdims=True)
-        return self.scale * p
+        return self.scale * weights_of_experts(logits, self.chosen, self.scores)
+
+
+def weights_of_experts(logits: Float[Array, "... experts"], chosen: int, scores: str) -> Float[Array, "... experts"]:
+    """The weights of the `chosen` experts with the largest logits, by one of `SCORES`; 0 for the others."""
+    largest = logits >= jax.lax.top_k(logits, chosen)[0][..., -1:]
+    if scores == "chosen":
+        return jax.nn.softmax(jnp.where(largest, logits, -jnp.inf), axis=-1)
+    if scores == "all":
+        return jnp.where(largest, jax.nn.softmax(logits, axis=-1), 0.0)
+    p = jnp.where(largest, jax.nn.sigmoid(logits), 0.0)
+    return p / p.sum(-1, keepdims=True)

@@ -8,7 +8,9 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.passes._taps import Branch
 
 OF_ATTENTION = ("query", "key", "value", "attention output")
+OF_LATENT_ATTENTION = ("reads", *OF_ATTENTION)
 OF_MLP = ("gate", "up", "mlp output")
+OF_EXPERTS = ("router", *OF_MLP)
 """Roles of the matrices of a branch; the last is that of its last matrix."""
 
 type Position = Literal["pre", "post"] | None
@@ -23,6 +25,7 @@ class BranchFacts:
         branch: the branch.
         position: where its norm is.
         norms: the kinds that its norm may be, by its values.
+        output_norms: the kinds that a norm of its increment may be; None without one.
         shape: sizes and kinds that all layers have in common.
         factors: numbers of the pass.
         activations: the activations that its values allow, with their errors.
@@ -32,6 +35,7 @@ class BranchFacts:
     branch: Branch
     position: Position
     norms: set[str] = dataclasses.field(default_factory=lambda: {"layer", "rms"})
+    output_norms: set[str] | None = None
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: dict[str, float] = dataclasses.field(default_factory=dict)
     activations: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -42,44 +46,62 @@ class BranchFacts:
         """The facts that all layers must have in common, by their names in messages."""
         return {"place of the norm": self.position, "mask": self.pattern, **self.shape}
 
+    @property
+    def family(self) -> Literal["attention", "latent attention", "mlp", "experts"]:
+        """The type of the block's branch."""
+        matrices = self.branch.matrices
+        if self.branch.kind == "mlp":
+            return "experts" if "router" in matrices else "mlp"
+        return "latent attention" if "reads" in matrices or len(matrices.get("key", ())) > 1 else "attention"
 
-def facts_of(branch: Branch, count: int) -> BranchFacts:
-    """The facts of the graph; an InputError for a branch that no block is."""
-    link, roles = branch.link, {*branch.matrices}
-    if link.kind not in ("attention", "mlp"):
-        raise InputError(f"model: {branch.where}: blocks have attention and MLPs, no {link.kind}")
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that matrices of the family have; the last is that of the last matrix."""
+        families = {"attention": OF_ATTENTION, "latent attention": OF_LATENT_ATTENTION, "experts": OF_EXPERTS}
+        return families.get(self.family, OF_MLP)
+
+
+def facts_of(branch: Branch, *, last: bool) -> BranchFacts:
+    """The facts of the graph; an InputError for a branch that no block is. `last` is for those of the last sum."""
+    if branch.kind not in ("attention", "mlp"):
+        raise InputError(f"model: {branch.where}: blocks have attention and MLPs, no {branch.kind}")
     branch.require_one_reading()
-    known = OF_ATTENTION if link.kind == "attention" else OF_MLP
-    if left := sorted(roles - {*known}):
-        name = branch.matrices[left[0]][0][0].name
-        raise InputError(f"model: {branch.where}: {name} ({left[0]}) is no matrix of a block")
-    for role in roles:
-        if len(branch.matrices[role]) > 1:
-            names = ", ".join(matrix.name for matrix, _ in branch.matrices[role][:2])
-            raise InputError(f"model: {branch.where}: has several matrices of {role} ({names})")
-        matrix, node = branch.matrices[role][0]
+    if branch.norms.back > 0 and not branch.beside:
+        raise InputError(f"model: {branch.where}: reads the stream before the branch before it")
+    facts = BranchFacts(branch, _place_of_norm(branch, last=last))
+    if unknown := sorted({*branch.matrices} - {*facts.roles}):
+        name = branch.matrices[unknown[0]][0][0].name
+        raise InputError(f"model: {branch.where}: {name} ({unknown[0]}) is no matrix of a block")
+    if facts.family in ("attention", "mlp"):
+        _require_one_matrix_a_role(facts)
+    if facts.family != "experts" and len(branch.writers) != 1:
+        raise InputError(f"model: {branch.where}: adds the sum of {len(branch.writers)} matrices")
+    if branch.norm is None and (branch.norms.of_branch or any(writer.normed for writer in branch.writers)):
+        raise InputError(f"model: {branch.where}: has a norm of what it adds that is followed by another operation")
+    if facts.family != "experts" and branch.writers[0].gated:
+        raise InputError(f"model: {branch.where}: has a gate of what it adds")
+    return facts
+
+
+def _require_one_matrix_a_role(facts: BranchFacts) -> None:
+    branch = facts.branch
+    for matrices in branch.matrices.values():
+        matrix, node = matrices[0]
+        if len(matrices) > 1:
+            names = ", ".join(matrix.name for matrix, _ in matrices[:2])
+            raise InputError(f"model: {branch.where}: has several matrices of {matrix.role} ({names})")
         if matrix.roles or node.kind != "product":
             raise InputError(f"model: {branch.where}: the layout of {matrix.name} is not that of one matrix")
-    needed = OF_ATTENTION if link.kind == "attention" else OF_MLP[1:]
-    if missing := [role for role in needed if role not in roles]:
+    needed = [role for role in facts.roles if role != "gate"]
+    if missing := [role for role in needed if role not in branch.matrices]:
         raise InputError(f"model: {branch.where}: has no matrix of {missing[0]}")
-    if len(link.writers) != 1:
-        raise InputError(f"model: {branch.where}: adds the sum of {len(link.writers)} matrices")
-    writer = link.writers[0]
-    if branch.norms.of_branch or writer.normed:
-        raise InputError(f"model: {branch.where}: has a norm of what it adds")
-    if writer.gated:
-        raise InputError(f"model: {branch.where}: has a gate of what it adds")
-    if branch.norms.back > 0:
-        raise InputError(f"model: {branch.where}: reads the stream before the branch beside it")
-    return BranchFacts(branch, _place_of_norm(branch, count))
 
 
-def _place_of_norm(branch: Branch, count: int) -> Position:
+def _place_of_norm(branch: Branch, *, last: bool) -> Position:
     """Before the branch ("pre"), after the sum ("post"), or None without a norm."""
     before = bool(branch.norms.before)
-    last = branch.place + 1 == count  # the norm after it may be that of the whole network
-    after = branch.norms.after_sum and not (last and count > 1 and not branch.link.normed)
+    # The norm after the last sum may be that of the whole network.
+    after = branch.norms.after_sum and not (last and branch.place and not branch.link.normed)
     if before and (branch.link.normed or (after and not last)):
         raise InputError(f"model: {branch.where}: has norms before the branch and after the sum")
     if before:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sdeinfer._files import InputError
+from sdeinfer.blocks._parallel import Parallel
 from sdeinfer.blocks._reader import StackReader
 from sdeinfer.blocks._sizes import Variance, block_of
 from sdeinfer.layers import Stack
@@ -68,8 +70,14 @@ def network_of(
 
 def stack_from(reader: StackReader, variance: Variance) -> Stack:
     """The blocks of one layer, with the numbers of all layers together."""
-    columns = zip(*reader.layers(), strict=True)
-    return Stack(tuple(block_of(reader.account, [*column], variance) for column in columns))
+    layers = reader.layers()
+    blocks = tuple(block_of(reader.account, [*column], variance) for column in zip(*layers, strict=True))
+    beside = [facts.branch.beside for facts in layers[0]]
+    if not any(beside):
+        return Stack(blocks)
+    if not all(beside[1:]):
+        raise InputError("model: some of the branches of a layer are beside each other, others are not")
+    return Parallel(blocks)
 
 
 def variance_of(account: Account, network: Any = None, recipe: Any = None) -> Variance:

@@ -6,20 +6,33 @@ import xarray as xr
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
-from sdeinfer.blocks._block import Block
+from sdeinfer.blocks._block import STRENGTH, Block
+from sdeinfer.blocks._latent import LatentAttention
+from sdeinfer.blocks._parallel import Parallel
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, Stack
 from sdeinfer.parameters import Coordinates
 
+ATTENTIONS = (SelfAttention, LatentAttention)
+"""Types of branches that have an attention pattern."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockOrder:
-    """The blocks of a network in the order of the observed branches."""
+    """The blocks of a network in the order of the observed branches.
+
+    Attributes:
+        blocks: the blocks of one layer.
+        names: their names.
+        part: the number of the block of each branch.
+        beside: whether the blocks of a layer are beside each other.
+    """
 
     blocks: tuple[Block, ...]
     names: tuple[str, ...]
     part: tuple[int, ...]
+    beside: bool = False
 
     @property
     def name(self) -> str:
@@ -49,9 +62,13 @@ class BlockOrder:
 
     @property
     def coordinates(self) -> Coordinates:
-        """The parameters of all blocks."""
+        """The parameters of the increments of all blocks, as they are before any norm."""
         return Coordinates(
-            {f"{name}.{own}": each for name, block in self.named() for own, each in block.declared().items()}
+            {
+                f"{name}.{parameter.name}": parameter
+                for name, block in self.named()
+                for parameter in (STRENGTH, *block.branch.declared().values())
+            }
         )
 
     def named(self) -> list[tuple[str, Block]]:
@@ -66,7 +83,7 @@ class BlockOrder:
         if len(blocks) < len(layers):
             raise InputError("architecture: a si.blocks.Block, or a si.Stack of blocks, is needed for increments")
         names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
-        return cls(blocks, names, tuple(range(len(blocks))) * depth)
+        return cls(blocks, names, tuple(range(len(blocks))) * depth, isinstance(layer, Parallel))
 
     @classmethod
     def of_network(cls, layer: AbstractLayer, *, tokens: int, width: int, depth: int) -> "BlockOrder":
@@ -101,10 +118,10 @@ class BlockOrder:
     @property
     def has_attention(self) -> bool:
         """Whether a block has attention."""
-        return any(isinstance(block.branch, SelfAttention) for block in self.blocks)
+        return any(block.branch.kind == "attention" for block in self.blocks)
 
     @property
     def pattern(self) -> Pattern:
         """Which tokens each token attends to, by the first block with attention."""
-        patterns = (block.branch.pattern for block in self.blocks if isinstance(block.branch, SelfAttention))
-        return next(patterns, EVERY_TOKEN)
+        branches = (block.branch for block in self.blocks)
+        return next((branch.pattern for branch in branches if isinstance(branch, ATTENTIONS)), EVERY_TOKEN)

@@ -3,6 +3,8 @@
 Tests: `tests/blocks/test_of.py`.
 """
 
+from collections.abc import Iterable
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -11,6 +13,16 @@ from sdeinfer.covariance import CAUSAL, Pattern
 
 SAME = 1e-4
 """Largest relative difference of values that a network computes in float32 from those of a formula."""
+
+
+def gated_activations(z: np.ndarray, linear: np.ndarray, h: np.ndarray) -> tuple[dict[str, float], float]:
+    """The activations φ of gated units h = φ(z) (z′ + c), as `activations_of_values`, and c, 0 or 1."""
+    for offset in (0.0, 1.0):
+        gate = linear + offset
+        seen = np.abs(gate) > 0.1 * np.abs(gate).mean()
+        if found := activations_of_values(z[seen], h[seen] / gate[seen]):
+            return found, offset
+    return {}, 0.0
 
 
 def activations_of_values(z: np.ndarray, h: np.ndarray) -> dict[str, float]:
@@ -25,21 +37,49 @@ def pattern_of(mask: np.ndarray) -> Pattern:
     return CAUSAL if np.array_equal(mask, np.tri(len(mask), dtype=bool)) else Pattern.of_mask(mask)
 
 
-def is_softmax(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> bool:
-    """Whether probabilities are the softmax of scaled logits under a mask.
+def factor_of_logits(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float | None:
+    """The factor c of which probabilities are the softmax of c times logits under a mask; None for none.
 
     Arguments:
-        probabilities: of heads and items, shape (..., tokens, tokens).
+        probabilities: of heads and items, shape (..., tokens, tokens); their sums over keys do not matter.
         logits: products of queries and keys, of the same size.
         mask: whether each token attends to each.
     """
     if logits.size != probabilities.size:
-        return False
-    P, Y = (each.reshape(-1, *mask.shape) for each in (probabilities, logits))
+        return None
+    P, Y = (values.reshape(-1, *mask.shape) for values in (probabilities, logits))
     log, count = np.log(np.where(mask, P, 1.0)), mask.sum(axis=1, keepdims=True)
-    log, Y = ((each - (each * mask).sum(-1, keepdims=True) / count) * mask for each in (log, Y))
-    slope = (log * Y).sum() / max((Y * Y).sum(), 1e-300)
-    return bool(np.abs(log - slope * Y).max() <= SAME * max(1.0, np.abs(log).max()))
+    log, Y = ((values - (values * mask).sum(-1, keepdims=True) / count) * mask for values in (log, Y))
+    factor = (log * Y).sum() / max((Y * Y).sum(), 1e-300)
+    return float(factor) if np.abs(log - factor * Y).max() <= SAME * max(1.0, np.abs(log).max()) else None
+
+
+def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float:
+    """The mean logit of the last column of probabilities, beside those of the keys."""
+    P, Y = probabilities.reshape(-1, len(mask), len(mask) + 1), logits.reshape(-1, *mask.shape)
+    first = mask.argmax(axis=1)
+    rows = np.arange(len(mask))
+    return float((np.log(P[:, :, -1]) - np.log(P[:, rows, first]) + Y[:, rows, first]).mean())
+
+
+def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Iterable[int]) -> tuple[float, int] | None:
+    """The base of the rotations of the first features of queries, and the number of these; None for other changes.
+
+    Arguments:
+        before: queries, shape (…, d), with an axis of tokens.
+        after: those after the rotations, of the same shape.
+        tokens: length of the axis of tokens.
+        sizes: numbers of features that may be rotated.
+    """
+    if before.shape != after.shape:
+        return None
+    for size in sorted({size for size in sizes if size % 2 == 0 and 2 <= size <= before.shape[-1]}):
+        rest = np.abs(after[..., size:] - before[..., size:]).max(initial=0.0)
+        if rest <= SAME * np.abs(before).max():
+            base = base_of_rotations(before[..., :size], after[..., :size], tokens)
+            if base is not None:
+                return base, size
+    return None
 
 
 def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> float | None:

@@ -56,7 +56,10 @@ def sample_branches(
         for kind, U, D in zip(kinds, np.asarray(read), np.asarray(added), strict=True):
             observer.add(U, D, kind=kind)
         observers.append(observer)
-    truth = {f"truth_{name}": float(value) for name, value in layer.parameters().items()}
+    values = dict(layer.parameters())
+    if any(block.output_norm is not None for block in order.blocks):
+        values |= order.strengths  # of increments before their norm, which the layer's output does not depend on
+    truth = {f"truth_{name}": float(value) for name, value in values.items()}
     return joined_branches(observers).assign_attrs(truth)
 
 
@@ -68,13 +71,15 @@ def _increments(
     key_start, key_layers = jr.split(key)
 
     def one_layer(X: Array, number: Array) -> tuple[Array, tuple[list[Array], list[Array]]]:
-        blocks = BlockOrder.of(layer.at(layer_time(number, width, V0.dtype)), depth=1).blocks
-        read, added = [], []
-        for block, own in zip(blocks, jr.split(jr.fold_in(key_layers, number), len(blocks)), strict=True):
-            read.append(block.read(X))
+        order = BlockOrder.of(layer.at(layer_time(number, width, V0.dtype)), depth=1)
+        read, added, state = [], [], X
+        for block, own in zip(order.blocks, jr.split(jr.fold_in(key_layers, number), len(order.blocks)), strict=True):
+            read.append(block.read(X if order.beside else state))
             added.append(block.increment(read[-1], key=own))
-            X = block.with_increment(X, added[-1])
-        return X, (read, added)
+            state = block.with_increment(state, added[-1])
+        if order.beside:
+            state = order.blocks[0].skip * X + sum(added)
+        return state, (read, added)
 
     X = tokens_with_covariance(V0, width=width, key=key_start)
     _, (read, added) = jax.lax.scan(one_layer, X, jnp.arange(depth))

@@ -141,7 +141,7 @@ class SeenBranches:
             branch.require_one_reading()
             nodes = {"reads": branch.reads, "adds": branch.adds} | nodes_of_mask
             self.own.see(branch.where, nodes, functools.partial(self._add, branch))
-            if branch.link.kind == "attention":
+            if branch.kind == "attention":
                 nodes_of_mask = {}  # it was seen by then
         if described:
             try:
@@ -179,7 +179,7 @@ class SeenBranches:
         U, D = self.placed(U), self.placed(D) * branch.factor
         if self.one_item and len(U.shape) == 3:
             U, D = U[0], D[0]
-        self.observer.add(U, D, kind=branch.link.kind, name=branch.name)
+        self.observer.add(U, D, kind=branch.kind, name=branch.name)
 
 
 def _drawn(model: Any, seed: int, number: int, networks: int) -> Any:

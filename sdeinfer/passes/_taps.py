@@ -15,10 +15,10 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import softmaxes_in
-from sdeinfer.passes._graph import PRODUCTS
+from sdeinfer.passes._graph import PRODUCTS, Source
 from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
 from sdeinfer.passes._record import Node, Record, Watch
-from sdeinfer.passes._stream import Link
+from sdeinfer.passes._stream import Link, kind_of
 
 
 class Taps:
@@ -71,25 +71,37 @@ class Branch:
     """A residual branch of a pass.
 
     Attributes:
-        link: its sum.
-        place: its number in the stream.
+        link: its sum, that of all branches beside each other.
+        kind: "attention", "mlp" or "mixer".
+        place: its number among the branches of the stream.
+        beside: whether it reads the state that the branch before it reads.
         name: what the names of its matrices have in common.
         readings: what the matrices that read the stream read; one tensor.
-        adds: the summand, without the factor of the sum.
-        other: the other summand, the stream.
-        factor: the factor of `adds` in the sum.
+        summand: what it adds, without the factor of the sum.
+        adds: the increment: the summand, or what a norm of it reads.
+        stream: the other summand of its sum.
+        norm: the norm of the increment; None without one.
+        factor: the factor of `adds` in the sum; 1 before a norm.
+        norm_factor: the factor of the norm in the sum.
+        writers: the products that it adds.
         norms: its norms.
         matrices: by role its matrices, each with its product.
-        nodes: all nodes between the stream and the sum.
+        nodes: all nodes between the stream and what it adds.
     """
 
     link: Link
+    kind: str
     place: int
+    beside: bool
     name: str
     readings: tuple[Reading, ...]
+    summand: Node
     adds: Node
-    other: Node
+    stream: Node
+    norm: Node | None
     factor: float
+    norm_factor: float
+    writers: list[Source]
     norms: BranchNorms
     matrices: Mapping[str, list[tuple[Matrix, Node]]]
     nodes: list[Node]
@@ -97,7 +109,7 @@ class Branch:
     @property
     def where(self) -> str:
         """The branch in messages."""
-        return f"layer {self.link.layer}, {self.link.kind} ({self.name})"
+        return f"layer {self.link.layer}, {self.kind} ({self.name})"
 
     @property
     def reads(self) -> Node:
@@ -138,10 +150,6 @@ def _names_in(chain: Iterable[Link]) -> list[str]:
     return [name for link in chain for source in link.writers for name in source.node.parameters]
 
 
-def _between(account: Account, link: Link) -> list[Node]:
-    return list(account.graph.nodes(account.graph.between(link.branch.origin, link.skip.origin)))
-
-
 def common(names: Iterable[str]) -> str:
     """The common beginning of dotted names, without their last parts."""
     parts = [name.split(".")[:-1] for name in names]
@@ -150,37 +158,91 @@ def common(names: Iterable[str]) -> str:
 
 def branches_of(account: Account, stream: str | None = None) -> list[Branch]:
     """The branches of the residual stream, or of the one whose parameters match a glob, in order."""
-    chain = _stream_of(account, stream)
-    norms = {id(each.link): each for each in norms_of(account, readings_of(account))}
-    by_array: dict[str, list[Matrix]] = defaultdict(list)
+    norms = {id(of_link.link): of_link for of_link in norms_of(account, readings_of(account))}
+    matrices: dict[str, list[Matrix]] = defaultdict(list)
     for matrix in account.matrices.values():
-        by_array[matrix.array].append(matrix)
-    found = []
-    for place, link in enumerate(chain):
-        nodes = _between(account, link)
-        matrices: dict[str, list[tuple[Matrix, Node]]] = defaultdict(list)
-        for node in nodes:
-            for matrix in by_array.get(node.parameters[0], ()) if node.kind in PRODUCTS and node.parameters else ():
-                matrices[matrix.role].append((matrix, node))
-        side = next(
-            k for k, each in enumerate(link.sum.inputs) if account.graph.term(each).origin is link.branch.origin
-        )
-        own = norms[id(link)]
-        name = common(each.array for role in matrices.values() for each, _ in role)
-        branch = Branch(
-            link,
-            place,
-            name or f"{link.kind}.{place}",
-            own.readers,
-            link.sum.inputs[side],
-            link.sum.inputs[1 - side],
-            link.sum.factors[side],
-            own,
-            matrices,
-            nodes,
-        )
-        found.append(branch)
-    return found
+        matrices[matrix.array].append(matrix)
+    branches: list[Branch] = []
+    for link in _stream_of(account, stream):
+        for number, (summand, factor) in enumerate(_summands(account, link)):
+            place, of_link = len(branches), norms[id(link)]
+            before = branches[-1].link.layer if branches else None
+            beside = number > 0 or (of_link.back == 1 and before == link.layer)
+            branches.append(_branch(account, matrices, of_link, summand, factor, place=place, beside=beside))
+    return branches
+
+
+def _summands(account: Account, link: Link) -> list[tuple[Node, float]]:
+    """What a branch adds with its factor; of branches of several kinds, whose sum is added, each of them."""
+    side = _side_of(account, link)
+    branch, factor = link.sum.inputs[side], link.sum.factors[side]
+    if " and " not in link.kind:
+        return [(branch, factor)]
+    summands, stack = [], [(branch, factor)]
+    while stack:
+        node, factor = stack.pop()
+        term = account.graph.term(node)
+        total = term.origin
+        if total.kind == "sum" and len(total.inputs) == 2 and not total.fixed:
+            stack += [(side, factor * term.factor * c) for side, c in zip(total.inputs, total.factors, strict=True)]
+        else:
+            summands.append((node, factor))
+    return sorted(summands, key=lambda pair: _kind(account, link, pair[0]))
+
+
+def _side_of(account: Account, link: Link) -> int:
+    """The place of the branch among the two summands."""
+    origins = [account.graph.term(summand).origin for summand in link.sum.inputs]
+    return origins.index(link.branch.origin)
+
+
+def _nodes(account: Account, link: Link, summand: Node) -> list[Node]:
+    graph = account.graph
+    return [*graph.nodes(graph.between(graph.term(summand).origin, link.skip.origin))]
+
+
+def _kind(account: Account, link: Link, summand: Node) -> str:
+    return link.kind if " and " not in link.kind else kind_of(account.graph, _nodes(account, link, summand))
+
+
+def _branch(
+    account: Account,
+    by_array: Mapping[str, list[Matrix]],
+    norms: BranchNorms,
+    summand: Node,
+    factor: float,
+    *,
+    place: int,
+    beside: bool,
+) -> Branch:
+    graph, link = account.graph, norms.link
+    nodes, kind = _nodes(account, link, summand), _kind(account, link, summand)
+    products = {node.number for node in nodes if node.kind in PRODUCTS}
+    matrices: dict[str, list[tuple[Matrix, Node]]] = defaultdict(list)
+    for node in nodes:
+        for matrix in by_array.get(node.parameters[0], ()) if node.number in products and node.parameters else ():
+            matrices[matrix.role].append((matrix, node))
+    readers = tuple(reading for reading in norms.readers if reading.product.number in products)
+    term = graph.term(summand)
+    norm = term.origin if norms.of_branch and term.origin.kind == "norm" else None
+    return Branch(
+        link=link,
+        kind=kind,
+        place=place,
+        beside=beside,
+        name=common(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
+        readings=readers,
+        summand=summand,
+        adds=summand if norm is None else norm.inputs[0],
+        stream=link.sum.inputs[1 - _side_of(account, link)],
+        norm=norm,
+        factor=factor if norm is None else 1.0,
+        norm_factor=factor * term.factor,
+        writers=[source for source in link.writers if source.node.number in products],
+        norms=dataclasses.replace(norms, readers=readers),
+        matrices=matrices,
+        nodes=nodes,
+    )
 
 
 def states_of(branches: list[Branch]) -> list[Node]:
@@ -189,7 +251,7 @@ def states_of(branches: list[Branch]) -> list[Node]:
     # A factor of the stream alone, or of the branch alone, is no part of it.
     read = first.readings[0].product.inputs[0] if first.readings else first.link.skip.origin
     shared = _way(read)
-    start = next((node for node in _way(first.other) if node in shared), first.link.skip.origin)
+    start = next((node for node in _way(first.stream) if node in shared), first.link.skip.origin)
     return [start, *last.values()]
 
 

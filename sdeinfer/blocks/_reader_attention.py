@@ -1,0 +1,172 @@
+"""Attention as the values of a pass show it. Tests: `tests/blocks/test_of.py`."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from sdeinfer._files import InputError
+from sdeinfer.blocks._facts import OF_ATTENTION, BranchFacts
+from sdeinfer.blocks._gains import gains_of_queries_and_keys
+from sdeinfer.blocks._pass_values import numbers, with_bias
+from sdeinfer.blocks._values import factor_of_logits, norms_of_values, pattern_of, rotation_of, sink_of
+from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
+from sdeinfer.passes._record import Node
+from sdeinfer.passes._taps import Taps
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """The attention of a branch in the graph: its softmax, the product of queries and keys, and a tanh between.
+
+    Attributes:
+        softmax: the probabilities, beside which a sink may have one.
+        products: q kᵀ.
+        logits: their factor and sizes.
+        capped: the tanh of the logits; None for none.
+    """
+
+    softmax: Node
+    products: Node
+    logits: Logits
+    capped: Node | None
+
+    @property
+    def count(self) -> int:
+        """Number of heads."""
+        return self.logits.heads
+
+
+def heads_of(account: Account, facts: BranchFacts) -> Heads:
+    """The attention of a branch; an InputError for one that no block has."""
+    branch, graph = facts.branch, account.graph
+    softmaxes = softmaxes_in(graph, branch.nodes)
+    if len(softmaxes) != 1:
+        raise InputError(f"model: {branch.where}: has {len(softmaxes)} softmaxes of queries and keys")
+    (softmax,) = softmaxes
+    pair = logits_of(graph, softmax)
+    assert pair is not None
+    logits, _ = attention_of(graph, softmax, pair, branch.link.layer, branch.nodes)
+    if logits.normed and not logits.both:
+        raise InputError(f"model: {branch.where}: has a norm of queries or of keys alone")
+    if logits.over != "keys":
+        raise InputError(f"model: {branch.where}: its probabilities are not those of keys alone")
+    weighted = graph.term(branch.matrices["attention output"][0][1].inputs[0]).origin
+    if weighted.kind != "contraction" or softmax not in [graph.term(graph.whole(x)).origin for x in weighted.inputs]:
+        sides = [graph.whole(x) for x in weighted.inputs]
+        sides += [side.inputs[0] for side in sides if side.inputs]
+        if weighted.kind != "contraction" or softmax not in sides:
+            raise InputError(f"model: {branch.where}: its last matrix does not read the weighted values alone")
+    capped = [node for node in branch.nodes if node.operation == "tanh" and graph.has(softmax, node)]
+    capped = [node for node in capped if graph.has(node, pair[0])]
+    return Heads(softmax, pair[0], logits, capped[0] if capped else None)
+
+
+def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list[str]) -> None:
+    """Read heads, mask, norms and rotations of queries and keys, cap and sink."""
+    branch, heads = facts.branch, heads_of(account, facts)
+    size = heads.logits.head_size
+    (query, product), (key, _), (value, _) = (branch.matrices[role][0] for role in OF_ATTENTION[:3])
+    count, groups = query.fan_out // size, key.fan_out // size
+    if value.fan_out != groups * size:
+        raise InputError(f"model: {branch.where}: values have {value.fan_out // groups} features a head, keys {size}")
+    facts.shape = {"heads": count, "key_value_heads": groups, "head_size": size}
+    facts.shape |= {"qk_norm": None, "rope": None, "rope_size": None}
+    facts.factors = {"logits": heads.logits.factor * math.sqrt(size)}
+    if (gains := gains_of_queries_and_keys(account, branch)) is not None:
+        facts.factors["logits"] *= math.prod(gain.value for gain in gains)
+    turned, before = _rotation(account, heads.products.inputs[0], with_bias(account, product))
+    between = [*account.graph.nodes(account.graph.between(heads.products, product))]
+
+    def take(values: dict[str, Any]) -> None:
+        mask = read_softmax(facts, heads, values, faults)
+        if mask is None:
+            return
+        if turned is not None:
+            after, sizes = numbers(values["turned"]), {node.shape[-1] for node in between} | {size}
+            rotations = (rotation_of(numbers(values[str(x.number)]), after, len(mask), sizes) for x in before)
+            found = next((rotation for rotation in rotations if rotation is not None), None)
+            if found is None:
+                faults.append(f"{branch.where}: queries are changed in another way than by rotations")
+                return
+            facts.shape["rope"] = found[0]
+            facts.shape["rope_size"] = None if found[1] == size else found[1]
+
+    nodes = nodes_of_softmax(heads) | {str(x.number): x for x in before}
+    nodes |= {} if turned is None else {"turned": turned}
+    taps.see(f"{branch.where}: its logits", nodes, take)
+    if heads.logits.normed:
+        _tap_norms(facts, heads, (query, key), taps, faults)
+
+
+def nodes_of_softmax(heads: Heads) -> dict[str, Node]:
+    """The nodes whose values `read_softmax` takes."""
+    nodes = {"probabilities": heads.softmax, "products": heads.products}
+    if heads.capped is None:
+        return nodes
+    return nodes | {"before the cap": heads.capped.inputs[0], "after the cap": heads.capped}
+
+
+def read_softmax(facts: BranchFacts, heads: Heads, values: dict[str, Any], faults: list[str]) -> np.ndarray | None:
+    """The mask; sets the pattern, the cap and the sink of a branch. None with a fault for another function."""
+    P, Y = (numbers(values[name]) for name in ("probabilities", "products"))
+    of_sink = P.shape[-1] == P.shape[-2] + 1
+    of_keys = P[..., :-1] if of_sink else P
+    mask = attended(of_keys)
+    if heads.capped is not None:
+        Y = numbers(values["after the cap"])
+    factor = None if mask is None else factor_of_logits(of_keys, Y, mask)
+    if factor is None:
+        faults.append(f"{facts.branch.where}: its logits are not qkᵀ times a factor under a mask")
+        return None
+    assert mask is not None
+    facts.pattern = pattern_of(mask)
+    facts.shape["cap"] = None if heads.capped is None else float(f"{factor:.4g}")
+    facts.shape["sink"] = of_sink
+    if of_sink:
+        facts.factors["sink"] = sink_of(P, factor * Y, mask)
+    return mask
+
+
+def _tap_norms(
+    facts: BranchFacts, heads: Heads, matrices: tuple[Matrix, Matrix], taps: Taps, faults: list[str]
+) -> None:
+    """See the norms of queries and keys, over a head or all heads."""
+    branch, size = facts.branch, heads.logits.head_size
+    queries, keys = heads.logits.norms
+
+    def take(values: dict[str, Any]) -> None:
+        places = set()
+        for norm, matrix in zip((queries, keys), matrices, strict=True):
+            x, y = (numbers(values[f"{side} {norm.number}"]) for side in ("before", "after"))
+            if "rms" not in norms_of_values(x, y):
+                faults.append(f"{branch.where}: norms of queries and keys are no RMSNorms")
+                return
+            places.add({size: "head", matrix.fan_out: "all"}.get(x.shape[-1], "other"))
+        if len(places) > 1 or "other" in places:
+            faults.append(f"{branch.where}: norms of queries and keys are over other features than heads")
+            return
+        facts.shape["qk_norm"] = places.pop()
+
+    nodes = {f"before {norm.number}": norm.inputs[0] for norm in (queries, keys)}
+    nodes |= {f"after {norm.number}": norm for norm in (queries, keys)}
+    taps.see(f"{branch.where}: norms of its queries and keys", nodes, take)
+
+
+def _rotation(account: Account, node: Node, product: Node) -> tuple[Node | None, list[Node]]:
+    """The node of queries that are more than moved, scaled and normed, and those of its shape before; or None."""
+    plain = ("view", "norm")
+    while node is not product and (node.kind in plain or node.about.get("uniform")) and node.inputs:
+        node = node.inputs[0]
+    if node is product:
+        return None, []
+    numbers_before, stack = set(), [*node.inputs]
+    while stack:
+        earlier = stack.pop()
+        if earlier.number not in numbers_before and earlier.number > product.number:
+            numbers_before.add(earlier.number)
+            stack += earlier.inputs
+    before = [account.graph.record.nodes[number] for number in sorted(numbers_before)]
+    return node, [earlier for earlier in before if earlier.shape == node.shape and not earlier.fixed]

@@ -60,8 +60,8 @@ def initialise(
     """Draw the weights of a model's residual branches by a recipe, and audit what the model then is.
 
     Matrices of branches have the recipe's law, independent normals if it says none, and their biases are normal;
-    others, as embeddings and norms, are left alone. So is the forward pass: a recipe with a multiplier, a skip or a
-    temperature needs a model that has them, and the audit says whether it does.
+    others, as embeddings and norms, are left alone unless the recipe names them. So is the forward pass: a recipe with
+    a multiplier, a skip or a temperature needs a model that has them, and the audit says whether it does.
 
     Arguments:
         model: a module of PyTorch, which is changed in place; of JAX, of which a new one is made; see `audit`.
@@ -91,7 +91,11 @@ def initialise(
     if rules is not None and len(rules) != account.layers:
         raise InputError(f"recipe: {len(rules)} were given for {account.layers} layers")
     each = [recipe_of(rule, network) for rule in (rules or [recipe])]
-    of_branches = {m: _law_of(_of(each, m), m) for m in account.matrices.values() if _in_branch(m)}
+    of_branches = {
+        m: _law_of(_of(each, m), m)
+        for m in account.matrices.values()
+        if _in_branch(m) or _of(each, m).named(m.name) is not None
+    }
     drawn, rows = _drawn(account, of_branches, seed, name=each[0].name)  # pyright: ignore[reportOptionalMemberAccess]
     network = filled(network, drawn)
     if not audited:

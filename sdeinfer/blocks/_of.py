@@ -61,11 +61,16 @@ def network_of(
 ) -> NetworkOfBlocks:
     """A model as blocks, with its sizes and the tokens before its first layer; see `of`."""
     network = made(model, seed)
-    reader = Passes(inputs).show(network, lambda account: StackReader(account, branches_of(account, stream)))
+    reader = reader_of(network, inputs, stream)
     stack, X = stack_from(reader, variance_of(reader.account, network, recipe)), reader.start
     assert X is not None
     prompts = X.reshape(-1, *X.shape[-2:])[: None if inputs is not None else 1]
     return NetworkOfBlocks(stack, reader.branches[-1].link.layer + 1, reader.width, prompts @ prompts.mT / reader.width)
+
+
+def reader_of(network: Any, inputs: Any = None, stream: str | None = None) -> StackReader:
+    """The reader of a network's blocks, after the pass whose values it takes."""
+    return Passes(inputs).show(network, lambda account: StackReader(account, branches_of(account, stream)))
 
 
 def stack_from(reader: StackReader, variance: Variance) -> Stack:

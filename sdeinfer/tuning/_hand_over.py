@@ -1,13 +1,22 @@
 """From tuned blocks to a network: recipes of its weights, and a model that is initialised by them."""
 
+import dataclasses
+import math
 from typing import Any
 
 from sdeinfer._files import InputError
 from sdeinfer.auditing import Initialised, Recipe
 from sdeinfer.auditing._initialise import initialise
-from sdeinfer.blocks import Block, SelfAttention, of
+from sdeinfer.auditing._recipe import Declared
+from sdeinfer.blocks import Block, LatentAttention, SelfAttention
 from sdeinfer.blocks._attributes import unlike_blocks
+from sdeinfer.blocks._facts import BranchFacts
+from sdeinfer.blocks._gains import NormGain, gain_of_increment, gains_of_queries_and_keys
+from sdeinfer.blocks._of import reader_of, stack_from, variance_of
+from sdeinfer.blocks._reader import StackReader
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._models import made
 from sdeinfer.tuning._recipes import recipe_for
 
 
@@ -23,31 +32,86 @@ def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
 def blocks_of(layer: AbstractLayer) -> Stack:
     """The blocks of one layer, the first if they change with depth; an InputError for other layers."""
     first = layer.at(0.0)
-    layers = first.layers if isinstance(first, Stack) else (first,)
-    if not all(isinstance(each, Block) for each in layers):
+    stack = first if isinstance(first, Stack) else Stack((first,))
+    if not all(isinstance(block, Block) for block in stack.layers):
         raise InputError(
             "layer: recipes are for blocks; networks of shaped layers are made by ShapedTransformer.of of "
             "sdeinfer.modules.torch and .flax"
         )
-    return Stack(tuple(layers))
+    return stack
 
 
 def initialised(
     layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
 ) -> Initialised:
     """A model with the weights of tuned blocks, which are checked before; see `initialise`."""
-    recipes, head_size = recipes_of(layer, width=width, depth=depth), None
-    if settings.get("audited", True):
-        _require_blocks(blocks_of(layer), model, inputs)
-    own = recipes if len(set(map(id, recipes))) > 1 else recipes[0]
-    for block in blocks_of(layer).layers:
-        if isinstance(block, Block) and isinstance(block.branch, SelfAttention):
-            head_size = block.branch.head_size or width // block.branch.heads
-    return initialise(model, own, inputs, width=width, layers=depth, head_size=head_size, **settings)
+    recipes, blocks = recipes_of(layer, width=width, depth=depth), blocks_of(layer)
+    network = made(model, settings.get("seed", 0))
+    if settings.get("audited", True) or any(map(_has_gains, blocks.layers)):
+        reader = reader_of(network, inputs)
+        _require_blocks(blocks, stack_from(reader, variance_of(reader.account)))
+        gains = gains_by_name(layer, reader, width=width)
+        by_recipe = {id(recipe): dataclasses.replace(recipe, named=gains.get) for recipe in recipes}
+        recipes = [by_recipe[id(recipe)] for recipe in recipes]
+    return initialise(
+        network,
+        recipes if len({*map(id, recipes)}) > 1 else recipes[0],
+        inputs,
+        width=width,
+        layers=depth,
+        head_size=_head_size(blocks, width),
+        **settings,
+    )
 
 
-def _require_blocks(declared: Stack, model: Any, inputs: Any) -> None:
+def _head_size(blocks: Stack, width: int) -> int | None:
+    """d_k of the product of queries and keys."""
+    for block in blocks.layers:
+        match block.branch if isinstance(block, Block) else None:
+            case SelfAttention() as branch:
+                return branch.head_size or width // branch.heads
+            case LatentAttention() as branch:
+                return branch.head_size + branch.rotated_size
+    return None
+
+
+def _has_gains(block: AbstractLayer) -> bool:
+    """Whether norms inside of a branch have gains that are tuned."""
+    return isinstance(block, Block) and (block.output_norm or getattr(block.branch, "qk_norm", None)) is not None
+
+
+def gains_by_name(layer: AbstractLayer, reader: StackReader, *, width: int) -> dict[str, Declared]:
+    """What tuned blocks declare of the gains of norms inside of branches, by the names of a model's parameters."""
+    declared: dict[str, Declared] = {}
+    by_layer: dict[int, list[BranchFacts]] = {}
+    for facts in reader.facts:
+        by_layer.setdefault(facts.branch.link.layer, []).append(facts)
+    for number, branches in by_layer.items():
+        for block, facts in zip(blocks_of(layer.at((number + 0.5) / width)).layers, branches, strict=True):
+            assert isinstance(block, Block)
+            if block.output_norm is not None:
+                gain = gain_of_increment(reader.account, facts.branch)
+                declared |= _declared(reader.account, gain, float(block.output_gain) / gain.value, facts)
+            gains = gains_of_queries_and_keys(reader.account, facts.branch)
+            if gains is not None:
+                # The temperature as it is, over that which is needed.
+                ratio = 1 / (facts.factors["logits"] * float(block.parameters()["temperature"]))
+                for gain in gains:
+                    declared |= _declared(reader.account, gain, math.sqrt(ratio), facts)
+    return declared
+
+
+def _declared(account: Account, gain: NormGain, ratio: float, facts: BranchFacts) -> dict[str, Declared]:
+    """The entries of the first parameter of a gain that multiply it by a ratio; a norm may multiply by 1 + w."""
+    if not gain.names or gain.names[0] not in account.gains:
+        raise InputError(f"model: {facts.branch.where}: its norm has no gain, which the tuned blocks need")
+    name = gain.names[0]
+    used, stored = account.gains[name][0][0], float(account.parameters[name].entries().mean())
+    return {name: Declared(stored + (ratio - 1) * used, 0.0)}
+
+
+def _require_blocks(declared: Stack, found: Stack) -> None:
     """Check that a model is made of the tuned blocks, which no weights make of others."""
-    unlike = unlike_blocks(declared, of(model, inputs))
+    unlike = unlike_blocks(declared, found)
     if unlike:
         raise InputError(f"model: is not of the tuned blocks: {'; '.join(unlike)}")

@@ -1,19 +1,16 @@
 """Recipes of given blocks, and the weights that they declare. Tests: `tests/tuning/test_hand_over.py`."""
 
-import functools
+import dataclasses
 import math
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
-import jax.random as jr
 import pandas as pd
 
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.auditing import Matrix, Recipe
-from sdeinfer.blocks import MLP, Block, SelfAttention
-from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.blocks import MLP, Block, Experts, LatentAttention, SelfAttention
+from sdeinfer.blocks._order import ATTENTIONS, BlockOrder
 from sdeinfer.layers import AbstractLayer, Stack
 
 
@@ -21,7 +18,8 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
     """The recipe that declares given blocks, which the forward pass leaves alone.
 
     Queries and keys have the same standard deviation, which makes the temperature; all other first matrices of a branch
-    have that of its gain.
+    have that of its gain. Where queries and keys are normed, or increments, the gains of these norms make temperature
+    and output gain: `named_gains` declares them.
 
     Arguments:
         blocks: the blocks of one layer, with one branch of each kind.
@@ -29,24 +27,24 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
         source: where it is from.
 
     Raises:
-        InputError: for other branches than one `SelfAttention` and one `MLP`, and for skips that differ.
+        InputError: for other branches than one attention and one MLP or mixture of experts, and for skips that differ.
     """
-    layers = [_require_block(each) for each in (blocks.layers if isinstance(blocks, Stack) else (blocks,))]
-    found: dict[str, tuple[float, float]] = {}
+    layers = [_require_block(block) for block in (blocks.layers if isinstance(blocks, Stack) else (blocks,))]
+    declared: dict[str, Weights] = {}
     for block in layers:
-        own = _gains_and_biases(block)
-        if own.keys() & found.keys() or block.skip != layers[0].skip:
+        weights = weights_of(block)
+        if weights.keys() & declared.keys() or block.skip != layers[0].skip:
             raise InputError("architecture: a recipe is for one branch of each kind and one factor of the stream")
-        found |= own
+        declared |= weights
 
     def sd(matrix: Matrix) -> float | None:
-        return math.sqrt(found[matrix.role][0] / matrix.fan_in) if matrix.role in found else None
+        return declared[matrix.role].sd(matrix) if matrix.role in declared else None
 
     def bias_sd(matrix: Matrix) -> float | None:
         role = matrix.of or matrix.role
-        return math.sqrt(found[role][1]) if role in found else None
+        return math.sqrt(declared[role].bias) if role in declared else None
 
-    attention = next((each.branch for each in layers if isinstance(each.branch, SelfAttention)), None)
+    attention = next((block.branch for block in layers if isinstance(block.branch, ATTENTIONS)), None)
     causal = None if attention is None else attention.pattern.causal
     return Recipe(name, source, sd, bias_sd, skip=lambda count: layers[0].skip, gain=lambda matrix: None, causal=causal)
 
@@ -91,35 +89,83 @@ def _matrices(architecture: Stack, *, width: int, layers: int) -> dict[str, dict
     }
 
 
-def _gains_and_biases(block: Block) -> dict[str, tuple[float, float]]:
-    """The gain of each matrix, that of the last being g², and the variance of its biases."""
-    branch, last = block.branch, (float(block.strength) ** 2, block.bias)
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The law of the matrices of a role, as gains fan-in × σ².
+
+    Attributes:
+        gain: the gain; g² of last matrices.
+        bias: the variance of the biases after them.
+        units: number of inputs whose σ all matrices of the role have, as a share of n; None for their own.
+        of_tokens: the gain of those with n inputs, where it is another one.
+    """
+
+    gain: float
+    bias: float = 0.0
+    units: float | None = None
+    of_tokens: float | None = None
+
+    def sd(self, matrix: Matrix) -> float:
+        """σ of a matrix."""
+        if self.of_tokens is not None and matrix.fan_in == matrix.width:
+            return math.sqrt(self.of_tokens / matrix.fan_in)
+        return math.sqrt(self.gain / (matrix.fan_in if self.units is None else round(self.units * matrix.width)))
+
+
+def weights_of(block: Block) -> dict[str, Weights]:
+    """The weights that a block declares by the roles of its matrices; the last one is the last of its branch."""
+    branch, last = block.branch, Weights(float(block.strength) ** 2, block.bias)
     match branch:
         case SelfAttention():
-            first, temperature = (float(branch.gain), branch.bias), float(branch.temperature)
-            of_logits = (first[0] / temperature, first[1] / temperature)
+            first = Weights(float(branch.gain), branch.bias)
+            # Norms of queries and keys take their gain away.
+            scale = 1.0 if branch.qk_norm else 1 / float(branch.temperature)
+            of_logits = Weights(scale * first.gain, scale * first.bias)
             return {"query": of_logits, "key": of_logits, "value": first, "attention output": last}
+        case LatentAttention():
+            gain, temperature = float(branch.gain), float(branch.temperature)
+            queries = Weights(gain / temperature**2)
+            keys = Weights(gain, of_tokens=float(branch.rotated_gain))
+            reads = {} if branch.query_rank is None else {"reads": Weights(1.0)}
+            return {**reads, "query": queries, "key": keys, "value": keys, "attention output": last}
         case MLP():
-            first = (float(branch.gain), branch.bias)
-            gate: dict[str, tuple[float, float]] = {"gate": first} if branch.gated else {}
-            return {**gate, "up": first, "mlp output": last}
+            first = Weights(float(branch.gain), branch.bias)
+            return {**({"gate": first} if branch.gated else {}), "up": first, "mlp output": last}
+        case Experts():
+            first, last = Weights(float(branch.gain)), dataclasses.replace(last, units=branch.expansion)
+            gate = {"gate": first} if branch.gated else {}
+            return {"router": Weights(branch.router), **gate, "up": first, "mlp output": last}
     raise _no_block(branch)
 
 
 def matrices(block: Block, *, width: int, layers: int) -> dict[str, Matrix]:
     """The weight matrices of a block by their roles; the last one is the last of its branch."""
-    *first, last = tuple(_gains_and_biases(block))
-    branch, tokens = block.branch, 1
-    if isinstance(branch, SelfAttention):
-        tokens = sum(branch.pattern.prompts) or len(branch.pattern.rows) or 1
-    hidden = functools.partial(branch.hidden, key=jr.key(0))
-    u = of_keys = jax.eval_shape(hidden, jax.ShapeDtypeStruct((tokens, width), jnp.float32)).shape[1]
-    if isinstance(branch, SelfAttention):
-        of_keys = u // branch.heads * branch.groups
-    sizes: dict[str, tuple[int, int]]
-    sizes = {role: (width, of_keys if role in ("key", "value") else u) for role in first}
-    sizes[last] = u, width
+    sizes = _sizes(block, width)
     return {role: Matrix(role, *size, width=width, layers=layers) for role, size in sizes.items()}
+
+
+def _sizes(block: Block, width: int) -> dict[str, tuple[int, int]]:
+    """Numbers of inputs and outputs of the matrices of a block, of experts those of one."""
+    branch = block.branch
+    match branch:
+        case SelfAttention():
+            size = width // branch.heads if branch.head_size is None else branch.head_size
+            queries, keys = branch.heads * size, branch.groups * size
+            first = {"query": (width, queries), "key": (width, keys), "value": (width, keys)}
+            return first | {"attention output": (queries, width)}
+        case LatentAttention():
+            query_rank, values = branch.query_rank or width, branch.value_size or branch.head_size
+            reads = {} if branch.query_rank is None else {"reads": (width, query_rank)}
+            queries = (query_rank, branch.heads * (branch.head_size + branch.rotated_size))
+            keys = (branch.key_rank, branch.heads * (branch.head_size + values))
+            return {**reads, "query": queries, "key": keys, "attention output": (branch.heads * values, width)}
+        case MLP() | Experts():
+            mlp = branch.expert if isinstance(branch, Experts) else branch
+            roles = [role for role in weights_of(block) if role in ("gate", "up")]
+            router = {"router": (width, branch.experts)} if isinstance(branch, Experts) else {}
+            units = mlp.units(width)
+            return {**router, **dict.fromkeys(roles, (width, units)), "mlp output": (units, width)}
+    raise _no_block(branch)
 
 
 def _require_block(layer: AbstractLayer) -> Block:
@@ -129,4 +175,4 @@ def _require_block(layer: AbstractLayer) -> Block:
 
 
 def _no_block(given: object) -> InputError:
-    return InputError(f"architecture: a recipe is for blocks of SelfAttention and MLP, got {shown(given)}")
+    return InputError(f"architecture: a recipe is for blocks of attention, MLPs and experts, got {shown(given)}")

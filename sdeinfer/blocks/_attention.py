@@ -173,8 +173,8 @@ class SelfAttention(AbstractBranch):
         """The mean over heads of A vvᵀAᵀ/d_k; products of Gaussian matrices by Bartlett's decomposition."""
         tokens, size, shared = len(V), self._head_size(width), self.heads // self.groups
         L, plain = factor(projected(V, self.gain, self.bias)), self._plain_size(size)
-        outside = shared if self.qk_norm is not None and plain is not None else 0
-        freedom = [size, *([] if plain is None else [plain]), *[(plain or 0) - tokens] * outside]
+        of_plain = [] if plain is None else [plain, *([] if self.qk_norm is None else [plain - tokens] * shared)]
+        freedom = [size, *of_plain]
         drawn = wishart_draws(
             freedom, tokens=tokens, blocks=self.groups, normals=0 if plain is None else shared, dtype=V.dtype, keys=keys
         )

@@ -100,8 +100,12 @@ def attention_of(
 
 
 def attended(probabilities: np.ndarray) -> np.ndarray | None:
-    """Which tokens each token attends to, by probabilities of heads and items; None if these differ in that."""
-    tokens = probabilities.shape[-1]
+    """Which tokens each token attends to, by probabilities of heads and items; None if these differ in that.
+
+    One column more than tokens is that of a sink.
+    """
+    tokens = probabilities.shape[-2]
+    probabilities = probabilities[..., :tokens]
     if probabilities.shape[-2:] != (tokens, tokens):
         return None
     found = probabilities.reshape(-1, tokens, tokens) > 0

@@ -114,8 +114,9 @@ class Branch:
     @property
     def reads(self) -> Node:
         """The tensor that the branch reads, after any norm before it, as it was before it was moved."""
-        node = self.readings[0].product.inputs[0]
-        while node.kind == "view" and math.prod(node.inputs[0].shape) == math.prod(node.shape):
+        node, size = self.readings[0].product.inputs[0], math.prod(self.link.sum.shape)
+        # Experts read some tokens several times.
+        while node.kind == "view" and (math.prod(node.inputs[0].shape) == size or math.prod(node.shape) != size):
             node = node.inputs[0]
         return node
 

@@ -1,5 +1,7 @@
 """A model as a stack of blocks: against what it was made of, and what no block has."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,13 +12,14 @@ from helpers.internals import (
     activations_of_values,
     attended,
     base_of_rotations,
-    is_softmax,
+    factor_of_logits,
     network_of,
     norms_of_values,
     stack_of,
     text_of,
     unlike_blocks,
 )
+from helpers.references import assert_agrees
 
 import sdeinfer as si
 from sdeinfer.blocks import MLP, Block, SelfAttention
@@ -68,6 +71,8 @@ class Layer(eqx.Module):
         q = whole
         if "norms of queries" in self.faults:
             q, k = normed(q), normed(k)
+        if "norm of queries alone" in self.faults:
+            q = normed(q)
         if "repeated first" in self.faults:
             k = jnp.repeat(k, 2, axis=-3)
         if "no rotation" not in self.faults:
@@ -130,15 +135,37 @@ def test_blocks_are_those_of_the_model():
 
 
 @pytest.mark.parametrize(
+    ("fact", "changes", "of_branch"),
+    [
+        ("norms of queries", {}, {"qk_norm": "head"}),
+        ("cap", {}, {"cap": 2.0}),
+        ("norm after", {"output_norm": "rms"}, {}),
+    ],
+)
+def test_attention_of_today_is_read(fact, changes, of_branch):
+    found, plain = (si.blocks.of(Model(*facts), X) for facts in ((fact,), ()))
+    attention, mlp = plain.layers
+    attention = dataclasses.replace(attention, **changes, branch=dataclasses.replace(attention.branch, **of_branch))
+    assert unlike_blocks(si.Stack((attention, mlp)), found) == []
+    assert len(unlike_blocks(plain, found)) == 1
+    assert stack_of(text_of(found), si.CAUSAL) == found
+
+
+def test_branches_beside_each_other_are_read():
+    found, plain = (si.blocks.of(Model(*facts), X) for facts in (("parallel",), ()))
+    assert isinstance(found, si.blocks.Parallel)
+    assert unlike_blocks(si.blocks.Parallel(plain.layers), found) == []
+    assert unlike_blocks(plain, found) == ["its layers are attention beside mlp, those declared attention and mlp"]
+    assert stack_of(text_of(found), si.CAUSAL) == found
+
+
+@pytest.mark.parametrize(
     ("faults", "message"),
     [
-        (("norms of queries",), "layer 0, attention .layers.0.w.: has norms of queries or keys"),
+        (("norm of queries alone",), "layer 0, attention .layers.0.w.: has a norm of queries or of keys alone"),
         (("partial rotation",), "layer 0, attention .*: queries are changed in another way than by rotations"),
         (("alibi",), "layer 0, attention .*: its logits are not qkᵀ times a factor under a mask"),
-        (("cap",), "layer 0, attention .*: its logits are not qkᵀ times a factor under a mask"),
         (("gate",), "layer 0, attention .*: "),
-        (("norm after",), "layer 0, attention .*: has a norm of what it adds"),
-        (("parallel",), "layer 0, mlp .*: reads the stream before the branch beside it"),
         (("activation",), "layer 0, mlp .*: its activation is none of si.blocks.ACTIVATIONS"),
     ],
 )
@@ -202,6 +229,6 @@ def test_values_show_activations_norms_and_masks():
     P = np.tril(np.exp(logits))
     P /= P.sum(-1, keepdims=True)
     np.testing.assert_array_equal(attended(P), np.tri(4, dtype=bool))
-    assert is_softmax(P, 2 * logits, np.tri(4, dtype=bool))
-    assert not is_softmax(P, logits + np.arange(4), np.tri(4, dtype=bool))
+    assert_agrees(factor_of_logits(P, 2 * logits, np.tri(4, dtype=bool)), 0.5)
+    assert factor_of_logits(P, logits + np.arange(4), np.tri(4, dtype=bool)) is None
     assert attended(np.stack([P[0], P[1].T])) is None

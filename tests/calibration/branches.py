@@ -13,7 +13,7 @@ from helpers.internals import LOG_FACTORS, BlockOrder, adjusted_coefficients, br
 from scipy import stats
 
 import sdeinfer as si
-from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.blocks import MLP, Block, Experts, LatentAttention, SelfAttention
 
 FINE = 1001
 """Points of the grid of log factors."""
@@ -51,13 +51,45 @@ def drawn_layer(rng: np.random.Generator) -> tuple[si.Stack, dict[str, int]]:
     return si.Stack(blocks), {"width": width, "tokens": tokens, "depth": int(rng.integers(4, 49))}
 
 
+def drawn_layer_of_today(rng: np.random.Generator) -> tuple[si.Stack, dict[str, int]]:
+    """One layer with norms of queries and keys, caps, sinks or latent attention, and a mixture of experts."""
+    width, tokens = int(rng.choice([64, 96, 128])), int(rng.choice([2, 3, 4]))
+    temperature, gain = np.exp(SHAPE_SD * rng.standard_normal(2))
+    heads = {"heads": 4, "key_value_heads": 2, "gain": 0.5, "rope": 1e4}
+    kinds = {
+        "norms of each head": {"qk_norm": "head", "rope_size": width // 8},
+        "norms of all heads": {"qk_norm": "all"},
+        "cap and sink": {"cap": 2.0, "sink": 0.0},
+    }
+    kind = str(rng.choice([*kinds, "latent attention"]))
+    if kind == "latent attention":
+        sizes = {"heads": 4, "head_size": 16, "rotated_size": 8, "key_rank": 24, "query_rank": 32}
+        attention = LatentAttention(temperature, pattern=si.CAUSAL, **sizes)
+    else:
+        attention = SelfAttention(temperature, pattern=si.CAUSAL, **heads, **kinds[kind])
+    chosen = {"chosen": int(rng.choice([1, 2])), "scores": str(rng.choice(["chosen", "all", "sigmoid"]))}
+    experts = Experts(gain, experts=4, router=1.0, expansion=1.0, shared=float(rng.choice([0.0, 1.0])), **chosen)
+    strengths = np.exp(rng.uniform(np.log(0.05), np.log(0.7), 2))
+    blocks = [Block(branch, g, "rms") for branch, g in zip((attention, experts), strengths, strict=True)]
+    return si.Stack(blocks), {"width": width, "tokens": tokens, "depth": int(rng.integers(4, 13))}
+
+
 def ranks_of(seed: int) -> dict[str, Any]:
     """Ranks of the truth with gains and temperatures known and unknown, and the verdict with known ones.
 
     The key "unadjusted" has the ranks by the law alone, without `adjusted_coefficients`.
     """
-    rng = np.random.default_rng([38, seed])
-    layer, sizes = drawn_layer(rng)
+    return _ranks_of(*drawn_layer(rng := np.random.default_rng([38, seed])), rng, seed, every=VERDICTS)
+
+
+def ranks_of_today(seed: int) -> dict[str, Any]:
+    """The same of blocks of today, of which every tenth is checked."""
+    return _ranks_of(*drawn_layer_of_today(rng := np.random.default_rng([76, seed])), rng, seed, every=10)
+
+
+def _ranks_of(
+    layer: si.Stack, sizes: dict[str, int], rng: np.random.Generator, seed: int, *, every: int
+) -> dict[str, Any]:
     tokens = sizes.pop("tokens")
     V0 = si.equicorrelated(tokens=tokens, correlation=rng.uniform(0.0, 0.6), norm=1.0)
     try:
@@ -74,7 +106,7 @@ def ranks_of(seed: int) -> dict[str, Any]:
         for kind, coefficients in both.items():
             of_block = ranks(coefficients[:, own].sum((0, 1)), float(block.strength), shape)
             found[kind] |= {f"{name}.{key}": rank for key, rank in of_block.items()}
-    if seed % VERDICTS:
+    if seed % every:
         return found
     post = si.fit(si.models.branches, data, architecture=layer, chains=2, draws=500, warmup=500, key=jr.key(seed))
     check = si.check(post)

@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from calibration.branches import ranks_of
+from calibration.branches import ranks_of, ranks_of_today
 from calibration.runs import run_all
 from calibration.study import assert_calibrated, report, shares_held
 from scipy.stats import norm
@@ -30,6 +30,22 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results, record):
     record("coverage_of_blocks", rows_of(ranks, unadjusted))
     assert sum(not_trusted.values()) <= FALSE_ALARMS * len(checked)
     assert_calibrated(ranks, "branches")
+
+
+@pytest.mark.slow
+def test_blocks_of_today_are_calibrated(kept_results, record):
+    """Norms of queries and keys, caps and sinks, latent attention; experts with all kinds of scores."""
+    sets = [result for result in run_all(ranks_of_today, [(seed,) for seed in range(100)], kept_results)]
+    sets = [result for result in sets if "refused" not in result]
+    ranks = {name: np.array([result["ranks"][name] for result in sets]) for name in sets[0]["ranks"]}
+    checked = [result for result in sets if "trusted" in result]
+    not_trusted = [result["verdict"][:80] for result in checked if not result["trusted"]]
+    print(f"{len(sets)} sets, {len(checked)} of them checked, not trusted: {not_trusted}")
+    record(
+        "coverage_of_blocks",
+        {f"today: {name}": row for name, row in rows_of(ranks, ranks).items() if "alone" not in name},
+    )
+    assert_calibrated(ranks, "blocks of today")
 
 
 def rows_of(ranks: dict[str, np.ndarray], unadjusted: dict[str, np.ndarray]) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import collections
 
 import pytest
+from calibration import planted_blocks
 from calibration.planted_branches import CAUSES, judged
 from calibration.runs import run_all
 
@@ -37,6 +38,21 @@ def test_what_is_wrong_is_named(kept_results, record):
     record("planted", {name: [str(right_of(name, counts))] for name, counts in named.items()})
     assert sum(named[name][""] for name in CORRECT) >= (1 - 0.04) * len(CORRECT) * SEEDS
     assert all(name in CORRECT or right_of(name, named[name]) >= LEAST_NAMED * SEEDS for name in CAUSES)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_blocks_of_today_is_found(kept_results, record):
+    """By a failed test, or by a note on the declared strength."""
+    names = planted_blocks.FAULTS
+    results = run_all(planted_blocks.judged, [(name, seed) for name in names for seed in range(SEEDS)], kept_results)
+    seen = collections.Counter(result["name"] for result in results if result["failed"] or result["declared"])
+    for name in names:
+        causes = collections.Counter(cause for r in results if r["name"] == name for cause in r["failed"][:1])
+        print(f"{name:50} {seen[name]} of {SEEDS}: {dict(causes)}")
+    record("planted_blocks", {name: [str(seen[name])] for name in names})
+    right = [name for name in names if name.startswith("right")]
+    assert sum(seen[name] for name in right) <= 0.04 * len(right) * SEEDS
+    assert sum(seen[name] >= LEAST_NAMED * SEEDS for name in names if name not in right) >= 8
 
 
 @pytest.mark.long

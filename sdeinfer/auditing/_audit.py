@@ -9,7 +9,7 @@ from typing import Any
 
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.auditing._auto import automatic, configured_sd
+from sdeinfer.auditing._auto import automatic, configured_sd, twin_of
 from sdeinfer.auditing._books import Books, books_from, books_of
 from sdeinfer.auditing._causes import explained
 from sdeinfer.auditing._facts import FAILS, facts_of
@@ -141,9 +141,8 @@ def _allowed(test: Test, allow: Sequence[str]) -> bool:
 
 def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
     """Findings, and the tests of the pass against a recipe."""
-    account, laws, readings = books.account, books.laws, books.readings
-    found = facts_of(account, laws, books.dependences, readings, books.norms, judged=rule is not None)
-    return found + ([] if rule is None else tests_of_pass(account, laws, readings, rule))
+    findings = facts_of(books, judged=rule is not None)
+    return findings + ([] if rule is None else tests_of_pass(books, rule))
 
 
 def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
@@ -151,8 +150,6 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
     failed = [test for test in tests if test.passed is False and test.topic in OF_CODE]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
-    from sdeinfer.auditing._auto import twin_of
-
     try:
         other = twin_of(network)
         twin = books_from(other, record_of(other, books.inputs), books.inputs)
@@ -185,7 +182,7 @@ def _unreached(books: Books, rule: Recipe) -> list[Test]:
 
 def _hint(books: Books, rule: Recipe, network: Any) -> str:
     """A recipe that all σ would pass."""
-    sd = configured_sd(network) if network is not None else None
+    sd = configured_sd(network)
     for name in ("normal", "gpt2", "pytorch", "pytorch_linear", "lecun", "xavier", "kaiming"):
         if name == rule.name:
             continue
@@ -203,19 +200,15 @@ def recipe_of(recipe: Any, network: Any = None) -> Recipe | None:
         case None | Recipe():
             return recipe
         case "auto":
-            found = automatic(network)
-            if found is None:
-                raise InputError(
-                    f"recipe: {type(network).__name__} has no configuration that declares one: name a recipe"
-                )
-            return found
+            if (declared := automatic(network)) is not None:
+                return declared
+            raise InputError(f"recipe: {type(network).__name__} has no configuration that declares one: name a recipe")
         case str():
-            return _named(recipe, configured_sd(network) if network is not None else None)
+            return _named(recipe, configured_sd(network))
         case Mapping():
             return of_rules(recipe)
-    raise InputError(
-        f"recipe: a name, a Recipe or a dict of standard deviations is needed, got a {type(recipe).__name__}"
-    )
+    kind = type(recipe).__name__
+    raise InputError(f"recipe: a name, a Recipe or a dict of standard deviations is needed, got a {kind}")
 
 
 def _named(name: str, sd: float | None) -> Recipe:

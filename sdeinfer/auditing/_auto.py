@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import truncnorm
 
 from sdeinfer.auditing._law import law_of
-from sdeinfer.auditing._recipe import Declared, Recipe
+from sdeinfer.auditing._recipe import Declared, Recipe, nothing
 from sdeinfer.auditing._recipes import SD, normal
 from sdeinfer.passes._account import Matrix
 from sdeinfer.passes._attention import Logits
@@ -35,7 +35,8 @@ def automatic(model: Any) -> Recipe | None:
     if config is None or not isinstance(kind, str):
         return None
     text, by_name = text_part(config), declared_by(model)
-    base = normal(_sd(config, text))
+    base = normal(configured_sd(model) or SD)
+    scale = None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")
 
     def gain(matrix: Matrix) -> float | None:
         found, usual = by_name.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
@@ -43,17 +44,14 @@ def automatic(model: Any) -> Recipe | None:
             return usual if not by_name or not matrix.array else None
         return found.mean if found.sd == 0 and (found.values is None or np.ptp(found.values) < 1e-6) else None
 
-    def layer_scale(matrix: Matrix) -> float | None:
-        return None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")
-
     recipe = Recipe(
         f"{'`_init_weights`' if by_name else 'normal, the configuration'} of {kind}",
         f"configuration of {kind}, transformers/models/{kind}",
-        (lambda matrix: None) if by_name else base.sd,
-        (lambda matrix: None) if by_name else base.bias_sd,
-        (lambda matrix: None) if by_name else base.law,
+        nothing if by_name else base.sd,
+        nothing if by_name else base.bias_sd,
+        nothing if by_name else base.law,
         embedding=_embedding(text),
-        layer_scale=layer_scale,
+        layer_scale=lambda matrix: scale,
         logits=_logits(text),
         named=by_name.get,
         causal=_causal(model, config),
@@ -64,19 +62,14 @@ def automatic(model: Any) -> Recipe | None:
 
 
 def configured_sd(model: Any) -> float | None:
-    """`initializer_range`, or what stands for it."""
+    """`initializer_range`, or what stands for it, as `_init_weights` in transformers/modeling_utils.py reads it."""
     config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "model_type"):
+    if not hasattr(config, "model_type"):
         return None
-    return _sd(config, text_part(config))
-
-
-def _sd(config: Any, text: Any) -> float:
-    """As `_init_weights` in transformers/modeling_utils.py reads it."""
     for name in ("initializer_range", "init_std", "initializer_factor"):
         if hasattr(config, name):
             return float(getattr(config, name) or SD)
-    return float(getattr(text, "initializer_range", SD) or SD)
+    return float(getattr(text_part(config), "initializer_range", SD) or SD)
 
 
 def _number(config: Any, *names: str) -> float | None:

@@ -12,7 +12,7 @@ from sdeinfer.auditing._facts import FAILS
 from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._scaling import scaling
-from sdeinfer.auditing._tests import critical
+from sdeinfer.auditing._tests import critical, some
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
@@ -23,10 +23,10 @@ def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", 
     found = _audit(model, inputs, recipe=recipe, **settings)
     if found.passed:
         return
-    rows = [row for row in found.table() if row["failed"]]
     table = [
         f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}"
-        for row in rows
+        for row in found.table()
+        if row["failed"]
     ]
     raise AssertionError("\n".join([found.verdict, *table[:40], *found.untested]))
 
@@ -123,8 +123,7 @@ class Monitor:
         if first is None:
             return f"at initialisation up to step {max(self.audits)}"
         names = [name for name, step in self.left.items() if step == first]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"not at initialisation from step {first} on, in {', '.join(names[:3])}{more}"
+        return f"not at initialisation from step {first} on, in {some(names)}"
 
     def __repr__(self) -> str:
         """The verdict."""

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sdeinfer.auditing._books import Dependences
-from sdeinfer.auditing._graph_facts import facts_of_graph, failed, parameter_near
+from sdeinfer.auditing._books import Books, Dependences
+from sdeinfer.auditing._graph_facts import facts_of_graph, links_of, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_slices
 from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer
-from sdeinfer.auditing._tests import Test, critical, differs, pattern_of, some
+from sdeinfer.auditing._tests import Test, critical, differs, failed, pattern_of, some
 from sdeinfer.passes._account import Account, columns_of
 from sdeinfer.passes._graph import Source
 from sdeinfer.passes._operations import is_a
-from sdeinfer.passes._readings import ALIKE, BranchNorms, Reading
+from sdeinfer.passes._readings import ALIKE, Reading
 from sdeinfer.passes._record import Node
 
 FAILS = {
@@ -38,24 +38,17 @@ FAILS = {
 """Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
 
 
-def facts_of(
-    account: Account,
-    laws: Mapping[str, Law],
-    dependences: Dependences,
-    readings: list[Reading],
-    norms: list[BranchNorms],
-    *,
-    judged: bool,
-) -> list[Test]:
+def facts_of(books: Books, *, judged: bool) -> list[Test]:
     """All findings; notes are passed."""
+    account, laws, readings = books.account, books.laws, books.readings
     return [
         *facts_of_graph(account, laws, readings),
-        *facts_of_streams(account, norms),
+        *facts_of_streams(account, books.norms),
         *_not_finite(account, laws),
         *_outliers(account, laws),
         *_copies(account, laws),
         *_dropout(account),
-        *_dependences(dependences),
+        *_leaks(books.dependences),
         *_zeros(account, laws, judged=judged),
         *([] if judged else _unlike(account, laws, readings)),
         *_unused(account),
@@ -75,12 +68,11 @@ def _not_finite(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
     zero = [n for n, b in record.buffers.items() if n in used and "inv_freq" in n and not b.least and not b.largest]
     if zero:
         yield failed("not finite", zero[0], f"{some(zero)} is 0: positions do not rotate", *zero)
-    for chain in [] if bad else account.streams:
-        for link in chain:
-            if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
-                says = f"the stream is not finite from layer {link.layer} ({link.kind}) on"
-                yield failed("not finite", f"layer {link.layer}", says)
-                return
+    for link in [] if bad else links_of(account):
+        if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
+            says = f"the stream is not finite from layer {link.layer} ({link.kind}) on"
+            yield failed("not finite", f"layer {link.layer}", says)
+            return
 
 
 def _random(account: Account, laws: Mapping[str, Law]) -> dict[str, Law]:
@@ -130,8 +122,8 @@ def _dropout(account: Account) -> Iterator[Test]:
         yield Test("random", "", passed=True, says="random numbers are drawn in evaluation mode")
 
 
-def _dependences(found: Dependences) -> Iterator[Test]:
-    if found.leaks:
+def _leaks(dependences: Dependences) -> Iterator[Test]:
+    if dependences.leaks:
         yield failed("items", "batch", "an item of the batch changes another one")
 
 

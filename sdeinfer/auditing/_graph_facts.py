@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._tests import Test, some
+from sdeinfer.auditing._tests import Test, failed, some
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._readings import Reading, is_even, name_of
+from sdeinfer.passes._record import Node
+from sdeinfer.passes._stream import Link
 
 
 def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> list[Test]:
@@ -25,50 +27,42 @@ def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Rea
     ]
 
 
-def failed(topic: str, what: str, says: str, *names: str) -> Test:
-    """A mistake."""
-    return Test(topic, what, passed=False, says=says, names=names)
+def links_of(account: Account) -> list[Link]:
+    """All sums of the streams."""
+    return [link for chain in account.streams for link in chain]
 
 
 def parameter_near(account: Account, number: int) -> str:
     """Where in a pass a tensor is, by the parameters that were used around it."""
-    names = [
-        (node.number < number, node.parameters[0])
-        for node in account.graph.record.nodes
-        if node.parameters and not node.fixed
-    ]
-    before = [name for is_before, name in names if is_before]
-    after = [name for is_before, name in names if not is_before]
-    return f"after {before[-1]}" if before else f"before {after[0]}" if after else "at the input"
+    users = [node for node in account.graph.record.nodes if node.parameters and not node.fixed]
+    before = [node for node in users if node.number < number]
+    if before:
+        return f"after {before[-1].parameters[0]}"
+    return f"before {users[0].parameters[0]}" if users else "at the input"
 
 
 def _inverse_norms(account: Account) -> Iterator[Test]:
     """Norms by another power of the mean square: log of that out against in has the slope 0, not 2 or −1."""
     graph = account.graph
-    powers = {
-        "a norm multiplies by what it should divide by": [],
-        "a norm divides by the mean square, not by its root": [],
-    }
-    multiplies, divides = powers.values()
+    wrong: dict[str, list[Node]] = {}
     for node in graph.record.nodes:
         if node.kind != "norm" or node.rows is None or node.rows.size < 4:
             continue
-        at = node.inputs[0]
-        while at.kind in ("view", "scale"):
-            at = at.inputs[0]
-        before = None if at.kind == "softmax" else graph.term(node.inputs[0]).origin.rows
+        tensor = node.inputs[0]
+        while tensor.kind in ("view", "scale"):
+            tensor = tensor.inputs[0]
+        before = None if tensor.kind == "softmax" else graph.term(node.inputs[0]).origin.rows
         if before is None or before.shape != node.rows.shape or not (before > 0).all() or not (node.rows > 0).all():
             continue
         x, y = np.log(before), np.log(node.rows)
-        if x.std() > 0.01:
-            slope = ((x - x.mean()) @ (y - y.mean())) / ((x - x.mean()) ** 2).sum()
-            wrong = multiplies if slope > 1.5 and node.about.get("inverse") else divides
-            if slope > 1.5 and wrong is multiplies or abs(slope + 1) < 0.2:
-                wrong.append(node)
-    for says, wrong in powers.items():
-        if wrong:
-            name = wrong[0].parameters[0] if wrong[0].parameters else parameter_near(account, wrong[0].number)
-            yield failed("norm", name, f"{says} ({name}, {len(wrong)} in all)")
+        slope = np.polyfit(x, y, 1)[0] if x.std() > 0.01 else 0.0
+        if slope > 1.5 and node.about.get("inverse"):
+            wrong.setdefault("a norm multiplies by what it should divide by", []).append(node)
+        elif abs(slope + 1) < 0.2:
+            wrong.setdefault("a norm divides by the mean square, not by its root", []).append(node)
+    for says, nodes in wrong.items():
+        name = nodes[0].parameters[0] if nodes[0].parameters else parameter_near(account, nodes[0].number)
+        yield failed("norm", name, f"{says} ({name}, {len(nodes)} in all)")
 
 
 def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
@@ -117,12 +111,11 @@ def _queries(account: Account, readings: list[Reading]) -> Iterator[Test]:
 
 def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> Iterator[Test]:
     """Matrices that read zeros, by a factor of 0 or behind zeros, and branches whose factor is a buffer of zeros."""
-    zero = [each for each in readings if each.square == 0]
-    by_factor = [each for each in zero if each.zeros]
+    by_factor = [reading for reading in readings if reading.square == 0 and reading.zeros]
     if by_factor:
-        first = by_factor[0]
-        says = f"what {some([each.name for each in by_factor])} reads is multiplied by 0 ({first.zeros[0]})"
-        yield failed("dead", first.name, says, *[each.name for each in by_factor])
+        names = [reading.name for reading in by_factor]
+        says = f"what {some(names)} reads is multiplied by 0 ({by_factor[0].zeros[0]})"
+        yield failed("dead", names[0], says, *names)
     for node in account.graph.record.nodes:
         if node.kind == "scale" and not node.fixed and node.factors[0] == 0 and node.about.get("by") is not None:
             name = name_of(node.about["by"])
@@ -131,13 +124,10 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
                 break
     if embeddings := [n for n, m in account.matrices.items() if m.role == "embedding" and laws[n].name == "zeros"]:
         yield failed("dead", embeddings[0], f"{some(embeddings)} is 0", *embeddings)
-    for chain in account.streams:
-        for link in chain:
-            for source in link.writers:
-                if source.factor == 0 and not source.scales:
-                    says = f"the {link.kind} of layer {link.layer} is multiplied by 0"
-                    yield failed("dead", f"layer {link.layer}", says)
-                    return
+    for link in links_of(account):
+        if any(source.factor == 0 and not source.scales for source in link.writers):
+            yield failed("dead", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is multiplied by 0")
+            return
     zeros = [name for name, m in account.matrices.items() if m.linear and laws[name].name == "zeros"]
     for pair in _pairs(account, zeros):
         says = f"{' and '.join(pair)} are both 0: no gradient passes"

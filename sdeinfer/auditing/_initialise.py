@@ -11,7 +11,7 @@ from scipy import stats
 from sdeinfer._files import InputError
 from sdeinfer.auditing._audit import judged, recipe_of
 from sdeinfer.auditing._books import books_of
-from sdeinfer.auditing._recipe import Declared, Recipe
+from sdeinfer.auditing._recipe import Declared, Recipe, nothing
 from sdeinfer.auditing._result import Audit
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._graph import Graph
@@ -87,34 +87,31 @@ def initialise(
     for name, needed in {"width": width, "layers": layers, "head_size": head_size}.items():
         if needed is not None and own.get(name, needed) != needed:
             raise InputError(f"{name}: the model has {own[name]}, and {needed} is needed")
-    rules = list(recipe) if isinstance(recipe, list | tuple) else None
-    if rules is not None and len(rules) != account.layers:
+    if isinstance(recipe, list | tuple):
+        rules: list[Any] = [recipe_of(rule, network) for rule in recipe]
+    else:
+        rules = [recipe_of(recipe, network)] * account.layers
+    if len(rules) != account.layers:
         raise InputError(f"recipe: {len(rules)} were given for {account.layers} layers")
-    each = [recipe_of(rule, network) for rule in (rules or [recipe])]
     of_branches = {
-        m: _law_of(_of(each, m), m)
-        for m in account.matrices.values()
-        if _in_branch(m) or _of(each, m).named(m.name) is not None
+        matrix: _declared(rules[matrix.layer or 0], matrix)
+        for matrix in account.matrices.values()
+        if _in_branch(matrix) or rules[matrix.layer or 0].named(matrix.name) is not None
     }
-    drawn, rows = _drawn(account, of_branches, seed, name=each[0].name)  # pyright: ignore[reportOptionalMemberAccess]
+    drawn, rows = _drawn(account, of_branches, seed, name=rules[0].name)
     network = filled(network, drawn)
     if not audited:
         return Initialised(network, None, rows)
     books = books_of(network, inputs)
     by_name = {matrix.name: declared for matrix, declared in of_branches.items()}
-    nothing = {"sd": lambda matrix: None, "bias_sd": lambda matrix: None}
-    in_branches = dataclasses.replace(each[0], named=by_name.get, **nothing)  # pyright: ignore
+    in_branches = dataclasses.replace(rules[0], named=by_name.get, sd=nothing, bias_sd=nothing)
     return Initialised(network, judged(books, in_branches, network), rows)
 
 
-def _of(recipes: Sequence[Any], matrix: Matrix) -> Recipe:
-    return recipes[0] if len(recipes) == 1 else recipes[matrix.layer or 0]
-
-
-def _law_of(recipe: Recipe, matrix: Matrix) -> Declared | None:
+def _declared(recipe: Recipe, matrix: Matrix) -> Declared | None:
     """What is declared of a matrix; None for a law that is not known, but measured."""
-    found = recipe.declared(matrix)
-    return None if found is None or found.error or found.values is not None else found
+    law = recipe.declared(matrix)
+    return None if law is None or law.error or law.values is not None else law
 
 
 def _in_branch(matrix: Matrix) -> bool:
@@ -145,8 +142,8 @@ def _drawn(
             array = new.setdefault(matrix.array, whole.read(slice(None)))
             array[matrix.places(np.arange(matrix.places.size))] = values.ravel()
         if matrix.role != "bias":
-            sizes = {"matrix": matrix.role, "fan_in": matrix.fan_in, "sd": found.sd}
-            rows.append({"path": matrix.name, "layer": matrix.layer, **sizes})
+            place = {"path": matrix.name, "layer": matrix.layer, "matrix": matrix.role}
+            rows.append(place | {"fan_in": matrix.fan_in, "sd": found.sd})
     shapes = {name: account.graph.record.parameters[name].shape for name in new}
     return {name: array.reshape(shapes[name]) for name, array in new.items()}, tuple(rows)
 

@@ -123,12 +123,9 @@ def _orthogonal(parameter: Parameter) -> bool:
     few = min(rows, columns, 16)
     if few < 4 or max(rows, columns) > 1 << 14:
         return False
-    for by_rows in {rows <= columns, False} if rows != columns else {True, False}:
-        index = (
-            np.arange(few)[:, None] * columns + np.arange(columns)
-            if by_rows
-            else np.arange(rows) * columns + np.arange(few)[:, None]
-        )
+    first_rows = np.arange(few)[:, None] * columns + np.arange(columns)
+    first_columns = np.arange(few)[:, None] + np.arange(rows) * columns
+    for index in (first_rows, first_columns):
         W = parameter.read(index.ravel()).reshape(index.shape)
         norms = np.linalg.norm(W, axis=1)
         if (norms == 0).any():

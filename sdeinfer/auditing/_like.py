@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.auditing._books import ROUNDING, Books
-from sdeinfer.auditing._recipe import Declared, Recipe
-from sdeinfer.auditing._tests import Test
+from sdeinfer.auditing._recipe import Declared, Recipe, nothing
+from sdeinfer.auditing._tests import Test, failed
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._models import filled, is_torch
@@ -24,15 +24,11 @@ def other_roles(books: Books, other: Books) -> list[Test]:
     own, theirs = (
         {matrix.role for matrix in each.account.matrices.values() if matrix.linear} for each in (books, other)
     )
-    tests = []
-    for role in sorted(theirs - own):
-        tests.append(Test("roles", role, passed=False, says=f"no matrix is a {role}, where {other.name} has one"))
-    for role in sorted(own - theirs):
-        tests.append(Test("roles", role, passed=False, says=f"{other.name} has no {role}, where there is one"))
+    says = {role: f"no matrix is a {role}, where {other.name} has one" for role in sorted(theirs - own)}
+    says |= {role: f"{other.name} has no {role}, where there is one" for role in sorted(own - theirs)}
     if books.account.layers != other.account.layers:
-        says = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
-        tests.append(Test("roles", "layers", passed=False, says=says))
-    return tests
+        says["layers"] = f"{books.account.layers} layers, where {other.name} has {other.account.layers}"
+    return [failed("roles", what, clause) for what, clause in says.items()]
 
 
 def other_outputs(like: Any, books: Books, other: Books) -> list[Test]:
@@ -113,8 +109,8 @@ def as_found(books: Books, own: Account) -> Recipe:
     return Recipe(
         f"like {books.name}",
         "another model",
-        lambda matrix: None,
-        lambda matrix: None,
+        nothing,
+        nothing,
         multiplier=lambda layers: abs(writers[0].factor) if writers else None,
         skip=lambda layers: skips[0] if skips else None,
         logits=lambda found: logits.get(found.layer),

@@ -7,19 +7,20 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sdeinfer.auditing._books import Dependences
+from sdeinfer.auditing._books import Books, Dependences
 from sdeinfer.auditing._causes import cause_of_logits
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Recipe
-from sdeinfer.auditing._tests import Test, value_in_words
+from sdeinfer.auditing._tests import Test, failed, value_in_words
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._readings import ALIKE, BranchNorms, Reading
 
 
-def tests_of_pass(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> list[Test]:
+def tests_of_pass(books: Books, recipe: Recipe) -> list[Test]:
     """All tests of the pass against a recipe."""
+    account, laws = books.account, books.laws
     return [
-        *_gains(account, laws, readings, recipe),
+        *_gains(account, laws, books.readings, recipe),
         *_offsets(account, laws, recipe),
         *_factors(account, laws, recipe),
         *_stream(account, recipe),
@@ -169,7 +170,7 @@ def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Read
     for each in norms:
         place = f"{each.link.kind}, layer {each.link.layer}"
         if each.link.normed and each.link.before is not None:
-            yield Test("stream", place, False, f"the stream itself is normalised ({place})")  # noqa: FBT003
+            yield failed("stream", place, f"the stream itself is normalised ({place})")
         elif each.before is None:
             yield Test("untested", place, None, f"norm='pre': what reads the stream in {place} was not seen")
         else:
@@ -187,8 +188,7 @@ def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Read
 def _post(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
     for each in norms:
         place = f"{each.link.kind}, layer {each.link.layer}"
-        says = f"the stream is not normalised after the sum of {place}"
-        yield Test("stream", place, each.after_sum, says)
+        yield Test("stream", place, each.after_sum, f"the stream is not normalised after the sum of {place}")
 
 
 def _sandwich(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:

@@ -47,7 +47,6 @@ class Recipe:
         embedding: the factor of the embedding in the stream.
         layer_scale: what parameters that multiply branches start from.
         named: what is declared of a parameter, or of a matrix in one, by its name, whatever its role.
-        error: standard deviation of the logarithm of a σ that was itself measured.
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
     """
@@ -65,7 +64,6 @@ class Recipe:
     embedding: float | None = None
     layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
     named: Callable[[str], Declared | None] = lambda name: None
-    error: Callable[[Matrix], float] = lambda matrix: 0.0
     norm: str | None = None
     causal: bool | None = None
 
@@ -75,7 +73,7 @@ class Recipe:
             if (named := self.named(name)) is not None:
                 return named
         sd = self._sd_by_role(matrix)
-        return None if sd is None else Declared(0.0, sd, self.law(matrix), error=self.error(matrix))
+        return None if sd is None else Declared(0.0, sd, self.law(matrix))
 
     def _sd_by_role(self, matrix: Matrix) -> float | None:
         if matrix.role == "bias":
@@ -124,35 +122,21 @@ def of_rules(
         name: its name in sentences.
         source: where it is from.
     """
-    for key, value in rules.items():
-        first: Any = value[0] if isinstance(value, tuple) and value else value
-        if not (callable(first) or (_is_number(first) and (first >= 0 or _constant(value)))):
-            raise InputError(
-                f"recipe: a standard deviation, or a function of a Matrix, is needed for {key}, got {value!r}"
-            )
+    pairs = {key: _value_and_law(key, rule) for key, rule in rules.items()}
 
     def rule(matrix: Matrix) -> tuple[Any, str | None]:
-        for key, value in rules.items():
-            if applies(key, matrix):
-                return value if isinstance(value, tuple) else (value, None)
-        return None, None
+        return next((pair for key, pair in pairs.items() if applies(key, matrix)), (None, None))
 
     def sd(matrix: Matrix) -> float | None:
         value, law = rule(matrix)
-        found: Any = value(matrix) if callable(value) else value
-        return None if law == "constant" else found
+        spread: Any = value(matrix) if callable(value) else value
+        return None if law == "constant" else spread
 
     def named(name: str) -> Declared | None:
-        for key, value in rules.items():
-            if fnmatch.fnmatchcase(name, key):
-                first, law = value if isinstance(value, tuple) else (value, None)
-                if callable(first):
-                    return None
-                return Declared(first, 0.0, law) if law == "constant" else Declared(0.0, first, law)
-        return None
-
-    def nothing(of: Any) -> None:
-        return None
+        value, law = next((pair for key, pair in pairs.items() if fnmatch.fnmatchcase(name, key)), (None, None))
+        if value is None or callable(value):
+            return None
+        return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
 
     def law(matrix: Matrix) -> str | None:
         return rule(matrix)[1]
@@ -160,9 +144,13 @@ def of_rules(
     return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, named=named)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def nothing(operand: Any) -> None:
+    """A rule that declares nothing."""
 
 
-def _constant(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and value[1] == "constant"
+def _value_and_law(key: str, rule: Any) -> tuple[Any, str | None]:
+    value, law = rule if isinstance(rule, tuple) and len(rule) == 2 else (rule, None)
+    number = isinstance(value, int | float) and math.isfinite(value) and (value >= 0 or law == "constant")
+    if callable(value) or (number and not isinstance(value, bool)):
+        return value, law
+    raise InputError(f"recipe: a standard deviation, or a function of a Matrix, is needed for {key}, got {rule!r}")

@@ -124,14 +124,9 @@ def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Reci
             by its root; 1 for qᵀk/d_k.
     """
     _at_least_one(base_width=base_width)
-    return dataclasses.replace(
-        _of_fans(
-            "mup",
-            "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py",
-            lambda matrix: sd * math.sqrt(base_width / matrix.width),
-        ),
-        temperature=lambda size: math.sqrt(size / base_head_size),
-    )
+    source = "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py"
+    hidden = _of_fans("mup", source, lambda matrix: sd * math.sqrt(base_width / matrix.width))
+    return dataclasses.replace(hidden, temperature=lambda size: math.sqrt(size / base_head_size))
 
 
 def completep(

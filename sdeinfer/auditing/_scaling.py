@@ -115,11 +115,9 @@ def scaling(
             if growth > 0:
                 rows.append(size | _row("growth of the stream", math.log(growth)))
     quantities = dict.fromkeys(row["quantity"] for row in rows)
-    exponents = [
-        found
-        for each in quantities
-        for found in _exponents(each, [row for row in rows if row["quantity"] == each], varied)
-    ]
+    exponents = []
+    for quantity in quantities:
+        exponents += _exponents(quantity, [row for row in rows if row["quantity"] == quantity], varied)
     return Scaling(tuple(rows), tuple(exponents), rule)
 
 
@@ -135,13 +133,12 @@ def _strength(account: Any, kind: str, own: list[Row]) -> dict[str, Any]:
     """Log of c σ √u, common to all layers, and its standard deviation."""
     weights = np.array([row.law.error**-2.0 for row in own])
     factors = [abs(account.writers[row.matrix.array][0][1].factor) for row in own]
-    logs = np.log(
-        [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)]
-    )
+    strengths = [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)]
+    logs = np.log(strengths)
     # A declared factor of the branch is in `row.factor`, which is that found over it.
     declared = [
-        math.log(row.declared * math.sqrt(row.matrix.fan_in) * f / abs(row.factor))
-        for row, f in zip(own, factors, strict=True)
+        math.log(strength * row.declared / row.law.sd / abs(row.factor))
+        for row, strength in zip(own, strengths, strict=True)
         if row.declared
     ]
     mean = float(np.mean(declared)) if len(declared) == len(own) else math.nan
@@ -156,28 +153,23 @@ def _exponents(quantity: str, rows: list[Mapping[str, Any]], varied: list[str]) 
     """Weighted least squares of log values on the logs of the sizes that vary."""
     design = np.column_stack([np.ones(len(rows)), *([math.log(row[name]) for row in rows] for name in varied)])
     free = len(rows) - design.shape[1]
-    sds, values = (np.array([row[name] for row in rows]) for name in ("sd", "log_value"))
+    sds, values, rule = (np.array([row[name] for row in rows]) for name in ("sd", "log_value", "declared"))
     known = bool(np.isfinite(sds).all())
     if free < 1 and not known:
         return []
     weight = 1 / sds if known else np.ones(len(rows))
     covariance = np.linalg.inv((design * weight[:, None] ** 2).T @ design)
-    found = covariance @ (design.T @ (weight**2 * values))
-    spread = np.square(weight * (values - design @ found)).sum() / free if free > 0 else 1.0
+    fit = covariance @ (design.T * weight**2)
+    exponents, declared = fit @ values, fit @ rule
+    spread = np.square(weight * (values - design @ exponents)).sum() / free if free > 0 else 1.0
     sd = np.sqrt(np.diagonal(covariance) * (max(spread, 1.0) if known else spread))
     law = stats.norm if known else stats.t(free)
-    low, high = found + np.outer(law.interval(0.95), sd)
-    of_recipe = np.array([row["declared"] for row in rows])
-    declared = (
-        np.linalg.lstsq(design, of_recipe, rcond=None)[0]
-        if np.isfinite(of_recipe).all()
-        else np.full(len(found), math.nan)
-    )
+    low, high = exponents + np.outer(law.interval(0.95), sd)
     return [
         {
             "quantity": quantity,
             "over": name,
-            "exponent": found[k],
+            "exponent": exponents[k],
             "low": low[k],
             "high": high[k],
             "sd": sd[k],

@@ -8,24 +8,19 @@ import math
 import re
 from collections.abc import Iterator
 
-from sdeinfer.auditing._graph_facts import failed, parameter_near
-from sdeinfer.auditing._tests import Test, pattern_of, some
+from sdeinfer.auditing._graph_facts import links_of, parameter_near
+from sdeinfer.auditing._tests import Test, failed, pattern_of, some
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._readings import BranchNorms
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link
 
 
 def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
     """Mistakes in what is added to what: the first one, and layers that are unlike the others."""
     found = itertools.chain(_not_in_series(account), _twice(account), _subtracted(account), _not_added(account))
     return [*itertools.islice(found, 1), *_unlike_norms(norms)]
-
-
-def _links(account: Account) -> list[Link]:
-    return [link for chain in account.streams for link in chain]
 
 
 def _sums(account: Account) -> list[Node]:
@@ -36,8 +31,8 @@ def _sums(account: Account) -> list[Node]:
 def _not_in_series(account: Account) -> Iterator[Test]:
     """Sums that go on with the input, or with the branch, of the sum before them."""
     graph, sums = account.graph, _sums(account)
-    numbers = {link.sum.number for link in _links(account)}
-    for link in _links(account):
+    numbers = {link.sum.number for link in links_of(account)}
+    for link in links_of(account):
         start, branch = link.skip.origin, link.branch.origin
         for node in sums:
             sides = [graph.whole(side) for side in node.inputs]
@@ -57,7 +52,7 @@ def _twice(account: Account) -> Iterator[Test]:
         (one, by_one), (other, by_other) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
         if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
-    for link in _links(account):
+    for link in links_of(account):
         if link.again:
             yield failed("series", f"layer {link.layer}", f"{link.again} (layer {link.layer})")
 
@@ -66,7 +61,7 @@ def _subtracted(account: Account) -> Iterator[Test]:
     graph = account.graph
     gates = [node for node in graph.record.nodes if node.kind == "gate"]
     gated = {graph.term(side).origin.number for node in gates for side in node.inputs}
-    for link in _links(account):
+    for link in links_of(account):
         if link.writers and link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
 
@@ -134,11 +129,7 @@ def _alike(node: Node, other: Node) -> bool:
 
 def _in_a_branch(account: Account, node: Node) -> bool:
     graph = account.graph
-    return any(
-        graph.between(link.branch.origin, link.skip.origin) >> node.number & 1
-        for chain in account.streams
-        for link in chain
-    )
+    return any(graph.between(link.branch.origin, link.skip.origin) >> node.number & 1 for link in links_of(account))
 
 
 def _broken(account: Account) -> Iterator[Test]:
@@ -181,10 +172,8 @@ def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
             for value, text in says.items():
                 odd = [each for found, each in pairs if found is value]
                 if 0 < len(odd) <= len(pairs) // 3:
-                    layer = odd[0].link.layer
-                    yield failed(
-                        "unlike", f"layer {layer}", f"{kind} of layer {layer} {text}, unlike that of other layers"
-                    )
+                    place = f"layer {odd[0].link.layer}"
+                    yield failed("unlike", place, f"{kind} of {place} {text}, unlike that of other layers")
 
 
 def in_layer(name: str, layers: re.Pattern[str] | None) -> tuple[str, str]:

@@ -93,6 +93,11 @@ class Row:
         return matrix.name if self.law.size >= 256 else pattern_of(matrix.name)
 
 
+def failed(topic: str, what: str, says: str, *names: str) -> Test:
+    """A mistake."""
+    return Test(topic, what, passed=False, says=says, names=names)
+
+
 def rows_of(account: Account, laws: Mapping[str, Law], recipe: Recipe | None) -> list[Row]:
     """All matrices that the pass used, with what a recipe declares of them."""
     rows = []
@@ -147,9 +152,8 @@ def tests_of_rows(rows: Sequence[Row], account: Account, recipe: Recipe) -> list
 def pooled_ratio(rows: Sequence[Row]) -> tuple[float, float]:
     """The log ratio of all entries of tensors together, and its standard deviation."""
     weights = np.array([row.error**-2.0 for row in rows])
-    return 0.5 * math.log(weights @ np.square([row.ratio for row in rows]) / weights.sum()), float(
-        weights.sum() ** -0.5
-    )
+    square = np.average(np.square([row.ratio for row in rows]), weights=weights)
+    return 0.5 * math.log(square), float(weights.sum() ** -0.5)
 
 
 def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
@@ -162,7 +166,7 @@ def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
             drawn.append(row)
         else:
             says = f"{row.matrix.role} {row.matrix.name} is {value_in_words(row.law)}, where entries are drawn"
-            yield Test(row.topic, row.matrix.name, passed=False, says=says, names=(row.matrix.name,))
+            yield failed(row.topic, row.matrix.name, says, row.matrix.name)
     if not drawn:
         return
     names = tuple(row.matrix.name for row in drawn)
@@ -204,9 +208,8 @@ def _values(rows: Sequence[Row], account: Account) -> Iterator[Test]:
         near = bool(np.allclose(array.entries(), values, rtol=_rounding(array), atol=1e-7))
         role = "" if matrix.role == "other" else f"{matrix.role} "
         topic = row.topic if matrix.linear or matrix.role == "bias" else "value"
-        yield Test(
-            topic, name, near, f"{role}{name} is {value_in_words(law)}, declared {_shown(values)}", names=(name,)
-        )
+        says = f"{role}{name} is {value_in_words(law)}, declared {_shown(values)}"
+        yield Test(topic, name, near, says, names=(name,))
 
 
 def _laws(rows: Sequence[Row], z: float) -> Iterator[Test]:

@@ -35,8 +35,8 @@ def test_strengths_gains_and_temperatures_are_calibrated(kept_results, record):
 @pytest.mark.slow
 def test_blocks_of_today_are_calibrated(kept_results, record):
     """Norms of queries and keys, caps and sinks, latent attention; experts with all kinds of scores."""
-    sets = [result for result in run_all(ranks_of_today, [(seed,) for seed in range(100)], kept_results)]
-    sets = [result for result in sets if "refused" not in result]
+    results = run_all(ranks_of_today, [(seed,) for seed in range(100)], kept_results)
+    sets = [result for result in results if "refused" not in result]
     ranks = {name: np.array([result["ranks"][name] for result in sets]) for name in sets[0]["ranks"]}
     checked = [result for result in sets if "trusted" in result]
     not_trusted = [result["verdict"][:80] for result in checked if not result["trusted"]]

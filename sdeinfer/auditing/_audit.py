@@ -50,7 +50,7 @@ def audit(
             pair of a function of parameters and inputs, and its parameters (a pytree of arrays, as of Haiku or Linen).
         inputs: the model's input: one positional argument, or a mapping of keyword arguments, nested or not; with a few
             tokens dependences are checked, too. None for tokens, images or vectors that fit.
-        recipe: what is declared: "auto" for what a Hugging Face model says, a name of `audit.recipes.RECIPES`,
+        recipe: the declaration: "auto" for what a Hugging Face model says, a name of `audit.recipes.RECIPES`,
             a `Recipe`, or a mapping of roles or globs of names to standard deviations; None to say what is.
         like: another model, compared with role by role, as an older implementation; where parameters have the same
             names or roles, its outputs with the weights of this one are compared, too.

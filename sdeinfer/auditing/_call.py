@@ -18,7 +18,7 @@ from sdeinfer.auditing._tests import critical, some
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
     """Raise an AssertionError with the verdict and the tensors that failed unless a model passes; see `audit`.
 
-    What is declared and not tested fails, unless `allow` names it.
+    A declaration that was not tested fails, unless `allow` names it.
     """
     found = _audit(model, inputs, recipe=recipe, **settings)
     if found.passed:

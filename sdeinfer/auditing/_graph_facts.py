@@ -33,7 +33,7 @@ def links_of(account: Account) -> list[Link]:
 
 
 def parameter_near(account: Account, number: int) -> str:
-    """Where in a pass a tensor is, by the parameters that were used around it."""
+    """The place of a tensor in a pass, named by the parameter that was used before it, or after it."""
     users = [node for node in account.graph.record.nodes if node.parameters and not node.fixed]
     before = [node for node in users if node.number < number]
     if before:

@@ -25,7 +25,7 @@ class Initialised:
     """A model with new weights.
 
     Attributes:
-        model: the model: of PyTorch the same object, of JAX a new one.
+        model: the model; PyTorch has the same object, JAX a new one.
         audit: its audit against the recipe; None if it was not asked for.
         rows: one for each matrix: its name, layer, role, fan-in and standard deviation.
     """
@@ -109,7 +109,7 @@ def initialise(
 
 
 def _declared(recipe: Recipe, matrix: Matrix) -> Declared | None:
-    """What is declared of a matrix; None for a law that is not known, but measured."""
+    """The law that a recipe declares for a matrix; None for a law that was measured, and is not known."""
     law = recipe.declared(matrix)
     return None if law is None or law.error or law.values is not None else law
 

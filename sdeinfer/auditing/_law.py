@@ -35,7 +35,7 @@ class Law:
     kurtosis: float
     largest: float  # |entry − mean| over σ
     name: str
-    edge: float = math.inf  # where a truncated law ends, over the σ before truncation
+    edge: float = math.inf  # the end of a truncated law, over the σ before truncation
     outlier: float = 0.0
 
     @property

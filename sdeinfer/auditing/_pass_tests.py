@@ -34,7 +34,7 @@ def _near(found: float, declared: float) -> bool:
 
 
 def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> Iterator[Test]:
-    """What each norm multiplies by, its gain and later factors together, at the matrices that read it."""
+    """The factor of each norm, its gain and later factors together, at the matrices that read it."""
     read = {}
     for each in readings:
         if math.isfinite(each.factor):

@@ -17,7 +17,7 @@ from sdeinfer.passes._attention import Logits
 
 
 class Declared(NamedTuple):
-    """What is declared of a parameter: a law with its mean and σ, or all of its values.
+    """The declared entries of a parameter: a law with its mean and σ, or all of its values.
 
     `error` is the standard deviation of log σ, where this was itself measured.
     """
@@ -35,7 +35,7 @@ class Recipe:
 
     Attributes:
         name: its name in sentences.
-        source: where it is defined: a paper with its equation or table, or a file of a library.
+        source: a paper with its equation or table, or a file of a library, that defines it.
         sd: standard deviation σ of the entries of a matrix or an embedding; 0 for zeros.
         bias_sd: standard deviation of the entries of the bias that is added after a matrix.
         law: "normal", "uniform", "truncated" or "orthogonal"; "normal" is met by weights truncated far out.
@@ -45,8 +45,8 @@ class Recipe:
         logits: the factor of q kᵀ before softmax, in place of 1/(√d_k temperature), also where q and k are normed.
         gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
-        layer_scale: what parameters that multiply branches start from.
-        named: what is declared of a parameter, or of a matrix in one, by its name, whatever its role.
+        layer_scale: the initial value of parameters that multiply branches.
+        named: the declared entries of a parameter, or of a matrix in one, by its name, whatever its role.
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
     """
@@ -68,7 +68,7 @@ class Recipe:
     causal: bool | None = None
 
     def declared(self, matrix: Matrix) -> Declared | None:
-        """What is declared of a matrix, a table or a bias: by its name, or by its role."""
+        """The declared entries of a matrix, a table or a bias, by its name, or by its role."""
         for name in (matrix.name, matrix.array):
             if (named := self.named(name)) is not None:
                 return named
@@ -120,7 +120,7 @@ def of_rules(
             `{"*.wo.weight": lambda matrix: 0.02 / (2 * (matrix.layer + 1)) ** 0.5, "embedding": (0.02, "truncated")}`;
             `(0.2, "constant")` declares the value of all entries.
         name: its name in sentences.
-        source: where it is from.
+        source: its origin.
     """
     pairs = {key: _value_and_law(key, rule) for key, rule in rules.items()}
 

@@ -24,11 +24,11 @@ class Audit:
     """A network against what is declared of it.
 
     Attributes:
-        name: what was audited, as "GPT2Model".
-        recipe: what was declared; None if nothing was.
+        name: name of the network, as "GPT2Model".
+        recipe: the declaration; None if nothing was declared.
         rows: one for each matrix: its name, role, layer and sizes, its law, and what is declared.
         tests: all comparisons, and the findings that need no recipe.
-        words: what the initialisation is.
+        words: the initialisation in words.
         account: the books: streams, writers with their factors, logits.
         hint: another recipe that the network would pass.
         declared: whether anything was declared.
@@ -52,7 +52,7 @@ class Audit:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """What was declared and not tested."""
+        """The declarations that were not tested."""
         return tuple(dict.fromkeys(test.says for test in self.tests if test.passed is None))
 
     @property

@@ -29,7 +29,7 @@ class Scaling:
             log value, if there is a recipe.
         exponents: one row for each quantity and size over which it was measured: exponent, its 95 % interval, its
             standard deviation, and the declared exponent.
-        recipe: what was declared, or None.
+        recipe: the declaration, or None.
     """
 
     sizes: tuple[Mapping[str, Any], ...]
@@ -90,7 +90,7 @@ def scaling(
         inputs: the input of all models, or a function of the width that returns it; see `audit`.
         widths: the widths.
         depths: the numbers of layers.
-        recipe: what is declared; see `audit`.
+        recipe: the declaration; see `audit`.
         seed: seed of the weights; each size has its own, since networks of one seed may have the same first layers.
 
     Raises:

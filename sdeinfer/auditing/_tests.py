@@ -33,7 +33,7 @@ class Test:
         what: a role, or a tensor's name.
         passed: whether it passed; None for a declaration that was not tested. A note that does not decide is passed.
         says: a clause for the verdict.
-        cause: what explains it.
+        cause: a mistake that explains it.
         names: the tensors.
         ratio: found over declared, with its error in log.
     """
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What its σ is pooled with: a role, or parameters of few entries with one name in all layers."""
+        """The tensors that its σ is pooled with: a role, or parameters of few entries with one name in all layers."""
         matrix = self.matrix
         if matrix.linear or matrix.role in ("embedding", "position", "bias"):
             return matrix.role

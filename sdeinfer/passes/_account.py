@@ -30,7 +30,7 @@ NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-    """Where the entries of a matrix are in an array of equal blocks, of outputs × inputs or inputs × outputs."""
+    """The places of a matrix's entries in an array of equal blocks, of outputs × inputs or inputs × outputs."""
 
     block: int  # number of the block
     inputs: int
@@ -116,7 +116,7 @@ class Account:
     Attributes:
         graph: the dependences of its record.
         streams: the sums of each residual stream, in order.
-        matrices: by name, the parameters and the matrices in them that the pass used.
+        matrices: the parameters, and the matrices in them, that the pass used, by name.
         uses: products by the name of their array.
         writers: the sums that each array writes to.
         logits: the attentions.
@@ -161,7 +161,7 @@ class Account:
 
     @functools.cached_property
     def layer_names(self) -> re.Pattern[str] | None:
-        """What names of parameters of a layer begin with; None if they have nothing in common."""
+        """The common beginnings of the names of a layer's parameters; None if they have nothing in common."""
         beginnings = set()
         for link in (link for chain in self.streams for link in chain):
             nodes = self.graph.nodes(self.graph.between(link.branch.origin, link.skip.origin))
@@ -188,7 +188,7 @@ def places_of(
     Arguments:
         product: the product that the array is used in.
         parameter: the array.
-        columns: by role the outputs of the product that have it; None where they are not known.
+        columns: the outputs of the product that have a role, by role; None where they are not known.
     """
     inputs, outputs = product.about["fan_in"], product.about["fan_out"]
     blocks, rest = divmod(parameter.size, max(inputs * outputs, 1))

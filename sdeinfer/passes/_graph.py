@@ -134,7 +134,7 @@ class Graph:
         return bool(self.reach[node.number] >> other.number & 1)
 
     def between(self, node: Node, start: Node) -> int:
-        """What a node follows from and `start` does not, as a set of bits."""
+        """The nodes that a node follows from and `start` does not, as a set of bits."""
         return self.reach[node.number] & ~self.reach[start.number]
 
     def depends(self, node: Node, other: Node) -> bool:

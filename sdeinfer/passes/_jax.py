@@ -21,7 +21,7 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watc
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its positional and its keyword arguments.
-        watch: what is done with the arrays of nodes, by the order of these.
+        watch: functions that take the arrays of nodes, by the order of these.
     """
     import jax
 
@@ -289,7 +289,7 @@ def _again(equation: Any, place: int, values: Any) -> Any:
 
 
 def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | None:
-    """Of probabilities their least and largest sum over an axis, and how far those over the other ones are from 1."""
+    """The least and largest sum of probabilities over an axis, and how far sums over the other axis are from 1."""
     x = np.asarray(value, np.float32)
     if x.ndim < 2 or len(axes) != 1 or not x.size or x.min() < 0 or x.max() > 1:
         return None

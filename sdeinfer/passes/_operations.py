@@ -72,7 +72,7 @@ def node_of(
         inputs: the nodes of all tensors among its arguments, in order.
         shape: the shape of what it returns.
         number: the first number among its arguments.
-        factors: of a sum, the factor of each input.
+        factors: the factor of each input of a sum.
     """
     live = tuple(node for node in inputs if not node.fixed)
     names = names_of(inputs)

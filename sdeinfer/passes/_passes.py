@@ -50,7 +50,7 @@ class Passes:
             look: from the account of a first pass to what is seen of the network; called again if that differs.
 
         Returns:
-            What was seen.
+            The object that `look` made, after it saw the values.
 
         Raises:
             InputError: for a network that computes other things in each pass, or has other arrays than the first

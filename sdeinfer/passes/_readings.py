@@ -1,4 +1,4 @@
-"""What each matrix reads: its mean square, whether through a norm, and the norms of each branch.
+"""Readings: the mean square of each matrix's input, whether through a norm, and the norms of each branch.
 
 Tests: `tests/auditing/test_kinds.py`.
 """
@@ -23,7 +23,7 @@ LARGEST_EPSILON = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a matrix reads.
+    """The input of a matrix.
 
     Attributes:
         name: the matrix.
@@ -31,13 +31,13 @@ class Reading:
         layer: its layer.
         square: the mean square.
         product: the product that reads.
-        origin: what it reads, without views and factors: a norm if there is one.
-        read: what that norm reads, or the origin.
+        origin: its input without views and factors: a norm if there is one.
+        read: the input of that norm, or the origin.
         norms: parameters of the norm, and those that multiply after it.
         factor: the root of the mean square, where a unit norm has 1; NaN without a norm.
-        least: what a unit norm has at least, as it divides by √(mean square + ε).
+        least: the least factor of a unit norm, as it divides by √(mean square + ε).
         even: whether the tokens have one mean square, as after a norm over features.
-        zeros: names of what multiplies by 0 on the way.
+        zeros: names of the tensors of zeros that multiply on the way.
     """
 
     name: str
@@ -84,7 +84,7 @@ class BranchNorms:
 
 
 def readings_of(account: Account) -> list[Reading]:
-    """What each matrix reads at each use; a table of tokens that is used as a matrix is a head."""
+    """The input of each matrix at each use; a table of tokens that is used as a matrix is a head."""
     found = []
     for matrix in account.matrices.values():
         role = "head" if matrix.role == "embedding" else matrix.role
@@ -135,7 +135,7 @@ def is_even(norm: Node) -> bool:
     if norm.rows is None or is_a(norm.operation, "batch") or sd > ALIKE * abs(mean):
         return True
     rows, unit = norm.rows, mean**2
-    if norm.about.get("l2"):  # of unit length over an axis, entries have the mean square 1/its length
+    if norm.about.get("l2"):  # entries of unit length over an axis have the mean square 1/its length
         unit = float(rows.mean())
         if not any(math.isclose(unit, 1 / length, rel_tol=ALIKE) for length in norm.shape[1:]):
             return True

@@ -1,4 +1,4 @@
-"""The record of one pass through a network: what was computed from what, with few numbers and no activations.
+"""The record of one pass through a network: nodes with the nodes they follow from, few numbers and no activations.
 
 Tests: `tests/auditing/test_audit.py`.
 """
@@ -21,21 +21,21 @@ type Watch = Mapping[int, Callable[[Any], None]]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Node:
-    """A tensor of a pass: its kind, what it was computed from, the mean square of its rows, and few other numbers."""
+    """A tensor of a pass: its kind, the tensors it follows from, the mean square of its rows, and few other numbers."""
 
     kind: str
     inputs: tuple["Node", ...]
     shape: tuple[int, ...]
     operation: str = ""
     parameters: tuple[str, ...] = ()  # used with the activations: weight first
-    factors: tuple[float, ...] = ()  # of each input of a sum; of a fixed tensor its root mean square
+    factors: tuple[float, ...] = ()  # of the inputs of a sum, one each; the root mean square of a fixed tensor
     fixed: bool = False  # whether it follows from parameters, buffers and constants alone
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     number: int = -1
     order: int = -1  # its place among all nodes of the pass, also those that are left out
-    moved: Callable[[Any], Any] | None = None  # does to other numbers what a view did to those of its input
-    others: tuple["Node", ...] = ()  # what it follows from beside its inputs: weights, indices, conditions
+    moved: Callable[[Any], Any] | None = None  # the same move as that of a view, for other numbers
+    others: tuple["Node", ...] = ()  # tensors it follows from beside its inputs: weights, indices, conditions
 
     @property
     def square(self) -> float:

@@ -229,7 +229,7 @@ class _Matrices:
         parameters = self.graph.record.parameters
         origin = self.graph.term(node.inputs[0]).origin if node.inputs else node
         if origin.kind == "product" and origin.shape[-1:] != node.shape[-1:]:
-            origin = node  # of a piece, as of a time step
+            origin = node  # it is added to a piece, as of a time step
         usual = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(origin.kind, "other")
         columns = self.roles.get(origin.number, {})
         fans = origin.about.get("fan_in", 0), origin.about.get("fan_out", 0)

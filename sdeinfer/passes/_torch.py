@@ -28,7 +28,7 @@ def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch
     Arguments:
         module: the module.
         inputs: its positional and its keyword arguments.
-        watch: what is done with the tensors of nodes, by the order of these.
+        watch: functions that take the tensors of nodes, by the order of these.
     """
     torch = sys.modules["torch"]
     parameters = named(module.named_parameters(remove_duplicate=False))
@@ -260,7 +260,7 @@ def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> C
 
 
 def _sums(tensor: Any, axis: int) -> tuple[float, float, float] | None:
-    """Of probabilities their least and largest sum over an axis, and the largest over the other one."""
+    """The least and largest sum of probabilities over an axis, and how far sums over the other axis are from 1."""
     if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or tensor.min() < 0 or tensor.max() > 1:
         return None
     low, high = tensor.sum(axis).aminmax()

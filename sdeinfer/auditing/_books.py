@@ -96,7 +96,7 @@ def changes(inputs: Inputs) -> Iterator[Change]:
             yield change((-1, token), _another(main, token) if whole else main[0, 0])
     elif main.ndim > 3:
         half = (..., slice(main.shape[-2] // 2, None), slice(None))
-        yield change((-1, *half), main[(0, *half)] * 0.5)
+        yield change((-1, *half), main[(0, *half)] * 0.5, min(len(leaf) for leaf in leaves))  # patches are no items
     elif items > 1:
         yield change(-1, main[0] if whole else main[0] * 0.5)
 

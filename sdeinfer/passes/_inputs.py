@@ -4,6 +4,7 @@ Tests: `tests/auditing/test_torch_audit.py`.
 """
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,9 @@ BATCH = 2
 
 FRAMES = 64
 """Number of frames of a sound, or of steps of a series."""
+
+SIDE = 4
+"""Number of patches along each side of an image whose patches are the rows of one array."""
 
 type Inputs = tuple[tuple, dict[str, Any]]
 """Positional and keyword arguments."""
@@ -100,12 +104,18 @@ def needed(model: Any) -> list[str]:
 
 def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str, Any]]:
     """Values of the main inputs of a model of Hugging Face; several where sizes are not clear."""
-    decoder = getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in needed(model)
+    arguments = needed(model)
+    decoder = getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in arguments
     tokens = _tokens(_size(config, "vocab_size", default=100), _special(text_part(config)))
     kinds = {"pixel_values": _images(config), "input_features": _sounds(model, config)}
+    series = _size(config, "context_length", default=FRAMES), _size(config, "num_input_channels", default=1)
+    kinds["past_values"] = [_normal(BATCH, *series)]
     kinds["input_values"] = [_normal(BATCH, 4000), _normal(BATCH, 1, 4000), *kinds["input_features"]]
     towers = [name for name in inspect.signature(model.forward).parameters if name in kinds]
-    mains += [name for name in needed(model) if name not in mains and (name in kinds or name == "input_ids")]
+    for grid in (name for name in arguments if name.endswith("grid_thw")):
+        for patches in _patches(model, SIDE**2):
+            yield {arguments[0]: patches, grid: sys.modules["torch"].tensor([[1, SIDE, SIDE]])}
+    mains += [name for name in arguments if name not in mains and (name in kinds or name == "input_ids")]
     for names in dict.fromkeys((tuple(mains), tuple(dict.fromkeys((*mains, *towers))))):
         values = {name: kinds.get(name, [tokens]) for name in names}
         for place in range(max(len(each) for each in values.values())):
@@ -119,6 +129,16 @@ def _images(config: Any) -> list[Any]:
     sides = dict.fromkeys((side, 64, 224))
     frames = _size(config, "num_frames", "tubelet_size", default=2)
     return [*(_normal(BATCH, channels, n, n) for n in sides), _normal(BATCH, frames, channels, side, side)]
+
+
+def _patches(model: Any, number: int) -> Iterator[Any]:
+    """Patches of one image as the first matrix or convolution reads them, each as a row or as a block."""
+    for module in model.modules():
+        if (hasattr(module, "in_features") or hasattr(module, "in_channels")) and hasattr(module, "weight"):
+            shape = module.weight.shape[1:]
+            yield _normal(number, math.prod(shape))
+            yield _normal(number, *shape)
+            return
 
 
 def _sounds(model: Any, config: Any) -> list[Any]:

@@ -45,6 +45,9 @@ CONFIGURATIONS = {
     ),
     "granite": hf.GraniteConfig(**GROUPED, residual_multiplier=0.22),
     "neox": hf.GPTNeoXConfig(**SIZES),
+    "glm4v_vision": hf.Glm4vVisionConfig(
+        depth=LAYERS, hidden_size=N, out_hidden_size=N, intermediate_size=128, num_heads=4, image_size=32, patch_size=8
+    ),
 }
 
 

@@ -13,8 +13,8 @@ class NormGain(NamedTuple):
     """The gain of a norm, as it is used.
 
     Attributes:
-        value: the mean of what the norm multiplies by, with later factors: 1 + w where it is so.
-        names: the parameters that it multiplies by.
+        value: what the norm itself multiplies by; of an increment with all later factors, 1 + w where it is so.
+        names: the parameters that it is multiplied by.
     """
 
     value: float
@@ -24,7 +24,7 @@ class NormGain(NamedTuple):
 def gain_of_increment(account: Account, branch: Branch) -> NormGain:
     """The gain of the norm of a branch's increment, with the factors of the sum."""
     assert branch.norm is not None
-    gain = _gain(account, branch.norm, branch.summand)
+    gain = _gain(account, branch.norm)
     return NormGain(gain.value * abs(branch.norm_factor), gain.names)
 
 
@@ -36,15 +36,16 @@ def gains_of_queries_and_keys(account: Account, branch: Branch) -> tuple[NormGai
         assert pair is not None
         logits, _ = attention_of(graph, softmax, pair, branch.link.layer, branch.nodes)
         if logits.both:
-            queries, keys = (
-                _gain(account, norm, side) for norm, side in zip(logits.norms, pair[0].inputs, strict=True)
-            )
-            return queries, keys
+            queries, keys = logits.norms
+            return _gain(account, queries), _gain(account, keys)
     return None
 
 
-def _gain(account: Account, norm: Node, end: Node) -> NormGain:
-    """The gain of a norm, of its own and between it and another node."""
-    names = dict.fromkeys((*norm.parameters[:1], *account.graph.term(end).scales))
-    values = [account.gains[name][0][0] for name in names if name in account.gains]
-    return NormGain(math.prod(values), tuple(names))
+def _gain(account: Account, norm: Node) -> NormGain:
+    """The gain that a norm has itself, and the parameters that multiply it, there or later."""
+    readers, names, node = account.graph.record.readers, [*norm.parameters[:1]], norm
+    gain = math.prod(account.gains[name][0][0] for name in names if name in account.gains)
+    while len(following := readers[node.number]) == 1 and following[0].kind in ("scale", "view"):
+        (node,) = following
+        names += [name for name in node.parameters if node.kind == "scale"]
+    return NormGain(gain, tuple(names))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
-from sdeinfer.blocks._block import STRENGTH
+from sdeinfer.blocks._block import OUTPUT_GAIN, STRENGTH
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._over_depth import as_module, is_profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES, Parameter
@@ -98,7 +98,7 @@ def _free(
 ) -> Free:
     bijection = parameter.bijection
     # A strength of blocks compares with the size of the stream, that of embeddings: 0.02 in many models.
-    box = (1e-4, BOX["log"][1]) if parameter is STRENGTH else BOX[bijection]
+    box = (1e-4, BOX["log"][1]) if parameter in (STRENGTH, OUTPUT_GAIN) else BOX[bijection]
     pair, range_of = bounds.get(name, box), BIJECTIONS[bijection]
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not pair[0] < pair[1]:
         raise InputError(f"bounds: {name}: an increasing pair is needed, got {pair}")

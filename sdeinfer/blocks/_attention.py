@@ -5,32 +5,28 @@ Tests: `tests/blocks/test_law.py`.
 
 import functools
 import math
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
-from scipy.special import ndtri
 
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
+from sdeinfer.blocks._attention_parts import AttentionNodes, AttentionParts, attention_nodes
 from sdeinfer.blocks._branch import (
     GAIN,
     AbstractBranch,
     check_bias,
     projected,
     projection,
-    uniform_nodes,
-    wishart_factors,
 )
-from sdeinfer.blocks._law import MatrixMoments, fourth_moments
+from sdeinfer.blocks._law import MatrixMoments
 from sdeinfer.blocks._logits import Products, Rotation, Softmax, plain_products, require_base, rotated_products
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
-from sdeinfer.covariance._matrix import square_of, vech
 from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE, factor, wishart_draws, wishart_factor
@@ -38,28 +34,6 @@ from sdeinfer.parameters import Parameter, distributions
 
 GATES = 5
 """The stream of random numbers of values and gates; see `layers._keys`."""
-
-
-class AttentionNodes(NamedTuple):
-    """Random numbers of parts of attention, each a group of heads with common keys and values.
-
-    Attributes:
-        keys: normals of all features, or a factor of their Wishart matrix where the products alone count (k = m).
-        queries: those of each head; normals along the keys where the products alone count.
-        values: a factor of their Wishart matrix; normals of all features for gated heads (v = d_k).
-        members: the nodes of each group in random order.
-        other_keys: a factor of the Wishart matrix of the keys of all other groups, for norms over all heads.
-        other_queries: that of the queries of all other groups.
-        gates: normals of the gates of each head.
-    """
-
-    keys: Float[Any, "nodes m k"]
-    queries: Float[Any, "nodes heads m k"]
-    values: Float[Any, "nodes m v"]
-    members: Int[Any, "groups nodes"]
-    other_keys: Float[Any, "nodes m m"] | None = None
-    other_queries: Float[Any, "nodes m m"] | None = None
-    gates: Float[Any, "nodes heads m v"] | None = None
 
 
 class SelfAttention(AbstractBranch):
@@ -129,10 +103,10 @@ class SelfAttention(AbstractBranch):
     @property
     def log2_nodes(self) -> int:
         """Rotations and norms need the queries and keys themselves, hundreds of normals, and more nodes."""
-        return 12 if self._explicit else 10
+        return 12 if self.explicit_nodes else 10
 
     @property
-    def _explicit(self) -> bool:
+    def explicit_nodes(self) -> bool:
         """Whether nodes are of all features of queries and keys, not of their products alone."""
         return self.rope is not None or self.qk_norm is not None
 
@@ -160,9 +134,9 @@ class SelfAttention(AbstractBranch):
 
         counts = (self.heads, self.groups, self.groups)
         q, k, v = (heads_of(self.gain, count, own) for count, own in zip(counts, keys, strict=True))
-        q, k = (self._turned(self._normed(x)) for x in (q, k))
+        q, k = (self.turned(self._normed(x)) for x in (q, k))
         k, v = (jnp.repeat(x, shared, axis=0) for x in (k, v))
-        h = self._softmax(size)(jnp.einsum("hac,hbc->hab", q, k)) @ v
+        h = self.softmax(size)(jnp.einsum("hac,hbc->hab", q, k)) @ v
         if self.gate is not None:
             h = h * jax.nn.sigmoid(heads_of(self.gate, self.heads, key_gates))
         return jnp.moveaxis(h, 0, 1).reshape(tokens, self.heads * size)
@@ -189,7 +163,7 @@ class SelfAttention(AbstractBranch):
             found.append(rotated_products(L, L, rotation, rotated, **groups, keys=keys))
         sums = functools.reduce(Products.with_features, found)
         products = sums.products if self.qk_norm is None else sums.normed(self.qk_norm, size)
-        A = jnp.moveaxis(self._softmax(size)(jnp.moveaxis(products, (1, 2), (-2, -1))), (-2, -1), (1, 2))
+        A = jnp.moveaxis(self.softmax(size)(jnp.moveaxis(products, (1, 2), (-2, -1))), (-2, -1), (1, 2))
         if self.gate is not None:
             return self._gated_covariance(A, V, size, keys)
         values, S = matmul(L, factors[0]), jnp.zeros_like(V)
@@ -223,98 +197,17 @@ class SelfAttention(AbstractBranch):
 
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> AttentionNodes:
         """Keys, queries and values of one group."""
-        size, shared = self._head_size(width), self.heads // self.groups
-        p, k = tokens * (tokens + 1) // 2, size if self._explicit else tokens
-        rng = np.random.default_rng([seed, tokens, size])
-        members = np.stack([rng.permutation(2**log2) for _ in range(self.groups)])
-        # Keys, queries, values, gates, and the squares of other groups.
-        of_keys = tokens * size if self._explicit else p
-        of_values = p if self.gate is None else tokens * size
-        of_gates = 0 if self.gate is None else shared * tokens * size
-        others = p if self.qk_norm == "all" and self.groups > 1 else 0
-        counts = np.array([of_keys, shared * tokens * k, of_values, of_gates, others, others])
-        if counts.sum() > 16_384:  # SciPy's Sobol sequence ends at 21,201 dimensions
-            uniforms = rng.random((2**log2, counts.sum()))
-        else:
-            uniforms = uniform_nodes(int(counts.sum()), log2, seed)
-        keys, queries, values, gates, *squares = np.split(uniforms, np.cumsum(counts)[:-1], axis=1)
-        count, features = len(uniforms), (tokens, size)
-        freedoms = (self.groups - 1) * size, (self.groups - 1) * shared * size
-        of_others = [
-            wishart_factors(x, tokens, nu) if others else None for x, nu in zip(squares, freedoms, strict=True)
-        ]
-        return AttentionNodes(
-            ndtri(keys).reshape(count, *features) if self._explicit else wishart_factors(keys, tokens, size),
-            ndtri(queries).reshape(count, shared, tokens, k),
-            wishart_factors(values, tokens, size) if self.gate is None else ndtri(values).reshape(count, *features),
-            members,
-            *of_others,
-            gates=None if self.gate is None else ndtri(gates).reshape(count, shared, *features),
-        )
+        return attention_nodes(self, tokens, self._head_size(width), log2=log2, seed=seed)
 
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Means over nodes; given the softmax, a part has the moments of normal values, which are integrated out."""
-        size, tokens = self._head_size(width), len(V)
-        A = self._attention(V, nodes, size)
-        h = A @ jnp.linalg.cholesky(projected(V, self.gain, self.bias))
-        shared, count = A.shape[1], len(A)
-        if self.gate is not None:
-            s = self._gates(V, nodes)
-            of_gates = jnp.einsum("rhak,rhbk->ab", s, s) / math.prod(s[..., 0, :].shape)
-            mean = jnp.einsum("rhai,rhbi->ab", h, h) / (shared * count) * of_gates
-            part = vech(self._parts(V, nodes, size))
-            centred = part - part.mean(0)
-            return MatrixMoments(mean, centred.T @ centred / (count * self.groups))
-        # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
-        P = jnp.einsum("rhai,rgbi->rhgab", h, h)
-        part = vech(jnp.einsum("rhhab->rab", P) / shared)
-        mean = part.mean(0)
-        centred = part - mean
-        of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * size)
-        return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * self.groups))
+        return AttentionParts(self, V, nodes, self._head_size(width)).moments()
 
     def hidden_draws(
         self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int
     ) -> Float[Array, "nodes m m"]:
         """Means of parts at random nodes, one for each group of heads, with values drawn too."""
-        return self._parts(V, nodes, self._head_size(width))[nodes.members].mean(0)
-
-    def _parts(self, V: Float[Array, "m m"], nodes: AttentionNodes, size: Any) -> Float[Array, "nodes m m"]:
-        """S of one group at each node, with values drawn."""
-        A = self._attention(V, nodes, size)
-        L = jnp.linalg.cholesky(projected(V, self.gain, self.bias))
-        h = jnp.einsum("rhai,ij,rjk->rhak", A, L, nodes.values)
-        if self.gate is not None:
-            h = h * self._gates(V, nodes)
-        return jnp.einsum("rhak,rhbk->rab", h, h) / (A.shape[1] * size)
-
-    def _gates(self, V: Float[Array, "m m"], nodes: AttentionNodes) -> Float[Array, "nodes heads m v"]:
-        L = jnp.linalg.cholesky(projected(V, self.gate or 0.0, self.bias))
-        return jax.nn.sigmoid(jnp.einsum("ai,rhik->rhak", L, nodes.gates))
-
-    def _attention(self, V: Float[Array, "m m"], nodes: Any, size: Any) -> Float[Array, "nodes heads m m"]:
-        L, softmax = jnp.linalg.cholesky(projected(V, self.gain, self.bias)), self._softmax(size)
-        if not self._explicit:
-            return softmax(jnp.einsum("ai,rhij,rkj,bk->rhab", L, nodes.queries, nodes.keys, L))
-        q = jnp.einsum("ai,rhik->rhak", L, nodes.queries)
-        k = jnp.einsum("ai,rik->rak", L, nodes.keys)[:, None]
-        if self.qk_norm is not None:
-            q = q * self._norm_of_nodes(q, L, nodes.other_queries)
-            k = k * self._norm_of_nodes(k, L, nodes.other_keys)
-        q, k = self._turned(q), self._turned(k)
-        return softmax(jnp.einsum("rhak,rgbk->rhab", q, k))
-
-    def _norm_of_nodes(
-        self, x: Float[Array, "nodes heads m k"], L: Float[Array, "m m"], others: Float[Any, "nodes m m"] | None
-    ) -> Float[Array, "nodes #heads m 1"]:
-        """One over the root mean square of queries or keys, over a head or all heads with those of other groups."""
-        squares = jnp.square(x).sum(-1, keepdims=True)
-        if self.qk_norm == "head":
-            return jnp.sqrt(x.shape[-1] / squares)
-        squares = squares.sum(1, keepdims=True)
-        if others is not None:
-            squares = squares + jnp.square(L @ others).sum(-1)[:, None, :, None]
-        return jnp.sqrt(x.shape[-1] * x.shape[1] * self.groups / squares)
+        return AttentionParts(self, V, nodes, self._head_size(width)).draws()[nodes.members].mean(0)
 
     def _normed(self, x: Float[Array, "heads m k"]) -> Float[Array, "heads m k"]:
         if self.qk_norm is None:
@@ -322,7 +215,7 @@ class SelfAttention(AbstractBranch):
         axes = -1 if self.qk_norm == "head" else (0, -1)
         return x / jnp.sqrt(jnp.square(x).mean(axes, keepdims=True))
 
-    def _turned(self, x: Float[Array, "... m k"]) -> Float[Array, "... m k"]:
+    def turned(self, x: Float[Array, "... m k"]) -> Float[Array, "... m k"]:
         """Queries or keys after the rotation of their first features."""
         if self.rope is None:
             return x
@@ -335,7 +228,8 @@ class SelfAttention(AbstractBranch):
             return size
         return None if self.rope_size is None else size - self.rope_size
 
-    def _softmax(self, size: Any) -> Softmax:
+    def softmax(self, size: Any) -> Softmax:
+        """The probabilities of heads with `size` features."""
         return Softmax(self.temperature, size, self.pattern, self.cap, self.sink)
 
     def _head_size(self, width: Any) -> Any:

@@ -84,7 +84,7 @@ def _kinds(stack: Stack) -> str:
     return (" beside " if isinstance(stack, Parallel) else " and ").join(names)
 
 
-NUMBERS = ("strength", "output_gain", "gain", "temperature", "rotated_gain", "router", "bias", "sink")
+NUMBERS = ("strength", "output_gain", "output_epsilon", "gain", "temperature", "rotated_gain", "router", "bias", "sink")
 """Fields that weights change."""
 
 

@@ -50,6 +50,7 @@ class Block(AbstractLayer):
         bias: variance of the biases of the last linear map.
         output_norm: "rms" or "layer" for a norm of Δ; None for none.
         output_gain: γ; 1 + w for a norm that multiplies by 1 + w.
+        output_epsilon: ε of that norm, which counts where increments are small: without a norm before the branch.
         dropout: p; training sets each entry of the increment to 0 with this probability, independently, and divides the
             others by 1 − p. Only networks with weights and moments have it, see `require_no_dropout`.
     """
@@ -63,6 +64,7 @@ class Block(AbstractLayer):
     dropout: float = eqx.field(default=0.0, static=True)
     output_norm: Norm = eqx.field(default=None, static=True)
     output_gain: Float[Any, ""] = OUTPUT_GAIN.field(default=1.0)
+    output_epsilon: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
         if not isinstance(self.branch, AbstractBranch):
@@ -114,7 +116,7 @@ class Block(AbstractLayer):
     def with_increment(self, X: Float[Array, "m n"], increment: Float[Array, "m n"]) -> Float[Array, "m n"]:
         """The output, given what the branch adds."""
         if self.output_norm is not None:
-            increment = self.output_gain * normalised_tokens(increment, self.output_norm)
+            increment = self.output_gain * normalised_tokens(increment, self.output_norm, self.output_epsilon)
         total = self.skip * X + increment
         return total if self.position == "pre" else normalised_tokens(total, self.norm)
 
@@ -137,7 +139,8 @@ class Block(AbstractLayer):
         centred = norm == "layer"
         parts = increment_parts(V, S, width=width, features=width - 1 if centred else width, keys=key_out)
         if self.output_norm is not None:
-            scale = self.output_gain / jnp.sqrt(total(jnp.square(parts.inside) + jnp.square(parts.outside), axis=1))
+            squares = total(jnp.square(parts.inside) + jnp.square(parts.outside), axis=1)
+            scale = self.output_gain / jnp.sqrt(squares + self.output_epsilon)
             parts = IncrementParts(parts.stream, *(part * scale[:, None] for part in parts[1:]))
         found = parts.sum_covariance(self.skip)
         return found if self.position == "pre" else normalised_covariance(found, self.norm)

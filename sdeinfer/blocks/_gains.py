@@ -24,7 +24,7 @@ class NormGain(NamedTuple):
 def gain_of_increment(account: Account, branch: Branch) -> NormGain:
     """The gain of the norm of a branch's increment, with the factors of the sum."""
     assert branch.norm is not None
-    gain = _gain(account, branch.norm)
+    gain = gain_of(account, branch.norm)
     return NormGain(gain.value * abs(branch.norm_factor), gain.names)
 
 
@@ -37,11 +37,11 @@ def gains_of_queries_and_keys(account: Account, branch: Branch) -> tuple[NormGai
         logits, _ = attention_of(graph, softmax, pair, branch.link.layer, branch.nodes)
         if logits.both:
             queries, keys = logits.norms
-            return _gain(account, queries), _gain(account, keys)
+            return gain_of(account, queries), gain_of(account, keys)
     return None
 
 
-def _gain(account: Account, norm: Node) -> NormGain:
+def gain_of(account: Account, norm: Node) -> NormGain:
     """The gain that a norm has itself, and the parameters that multiply it, there or later."""
     readers, names, node = account.graph.record.readers, [*norm.parameters[:1]], norm
     gain = math.prod(account.gains[name][0][0] for name in names if name in account.gains)

@@ -13,13 +13,13 @@ type Norm = Literal["layer", "rms"] | None
 """LayerNorm, RMSNorm or no norm, without gains."""
 
 
-def normalised_tokens(X: Float[Array, "m n"], norm: Norm) -> Float[Array, "m n"]:
-    """Tokens with a mean square of 1 over their features, by LayerNorm with a mean of 0."""
+def normalised_tokens(X: Float[Array, "m n"], norm: Norm, epsilon: float = 0.0) -> Float[Array, "m n"]:
+    """Tokens over the root of their mean square over features, plus ε; by LayerNorm with a mean of 0."""
     if norm is None:
         return X
     if norm == "layer":
         X = X - X.mean(axis=1, keepdims=True)
-    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True))
+    return X / jnp.sqrt(jnp.square(X).mean(axis=1, keepdims=True) + epsilon)
 
 
 def normalised_covariance(

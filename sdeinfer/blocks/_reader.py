@@ -6,11 +6,12 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._facts import BranchFacts, facts_of
+from sdeinfer.blocks._gains import gain_of
 from sdeinfer.blocks._pass_values import numbers
 from sdeinfer.blocks._reader_attention import tap_attention
 from sdeinfer.blocks._reader_latent import tap_latent_attention
 from sdeinfer.blocks._reader_mlp import tap_experts, tap_mlp
-from sdeinfer.blocks._values import norms_of_values
+from sdeinfer.blocks._values import epsilon_of_norm, norms_of_values
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Branch, Taps, in_rows, states_of
@@ -87,6 +88,8 @@ class StackReader:
             if not kinds:
                 self.faults.append(f"{where}: its norm is neither a LayerNorm nor an RMSNorm of its tokens")
             setattr(facts, name, kinds)
+            if norm is facts.branch.norm:
+                facts.factors["epsilon"] = epsilon_of_norm(x, y, gain_of(self.account, norm).value)
 
         self.taps.see(f"{where}: its norm", {"x": norm.inputs[0], "y": norm}, take)
 

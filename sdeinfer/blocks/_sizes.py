@@ -42,6 +42,8 @@ def block_of(account: Account, layers: list[BranchFacts], variance: Variance) ->
     if output_norms:
         gains = (gain_of_increment(account, facts.branch).value for facts in layers)
         after = {"output_norm": _common_norm(output_norms, where), "output_gain": _mean(gains)}
+        # Layers whose increments are large do not show it.
+        after["output_epsilon"] = max(facts.factors["epsilon"] for facts in layers)
     return Block(
         branch,
         math.sqrt(sizes.last_square * of_linear / float(branch.gain)),

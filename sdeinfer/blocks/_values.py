@@ -133,3 +133,12 @@ def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
         if np.abs(y - factor * centred).max() <= SAME * np.abs(y).max():
             found.add(name)
     return found
+
+
+def epsilon_of_norm(x: np.ndarray, y: np.ndarray, gain: float) -> float:
+    """ε of a norm of x with a gain, to two digits; 0 where it is too small beside the mean squares to be seen."""
+    x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
+    read, made = (np.square(values).mean(1) for values in (x, y))
+    smallest = int(read.argmin())
+    epsilon = gain**2 * read[smallest] / made[smallest] - read[smallest]
+    return float(f"{epsilon:.2g}") if epsilon > SAME * read[smallest] else 0.0

@@ -219,7 +219,7 @@ class LatentAttention(AbstractBranch):
         """A L for the factor L of the values' covariance."""
         L, gain = jnp.linalg.cholesky(V), jnp.sqrt(self.gain)
 
-        def compressed(factors: Float[Array, "nodes m m"]) -> Float[Array, "nodes m m"]:
+        def compressed(factors: Float[Any, "nodes m m"]) -> Float[Array, "nodes m m"]:
             C = L @ factors
             return C / jnp.linalg.norm(C, axis=-1, keepdims=True)
 

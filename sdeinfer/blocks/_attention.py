@@ -24,7 +24,15 @@ from sdeinfer.blocks._branch import (
     projection,
 )
 from sdeinfer.blocks._law import MatrixMoments
-from sdeinfer.blocks._logits import Products, Rotation, Softmax, plain_products, require_base, rotated_products
+from sdeinfer.blocks._logits import (
+    Products,
+    Rotation,
+    Softmax,
+    is_even,
+    plain_products,
+    require_base,
+    rotated_products,
+)
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
 from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
@@ -85,11 +93,14 @@ class SelfAttention(AbstractBranch):
         require_pattern(self.pattern)
         if self.heads % self.groups:
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
-        require_base(self.rope)
-        if self.rope_size is not None and (self.rope is None or self.rope_size < 2 or self.rope_size % 2):
+        if self.rope is not None:
+            require_base(self.rope)
+        if self.rope_size is not None and (self.rope is None or not is_even(self.rope_size)):
             raise InputError(f"rope_size: an even number beside a base is needed, got {shown(self.rope_size)}")
         if self.qk_norm not in ("head", "all", None):
             raise InputError(f"qk_norm: one of head, all, None is needed, got {shown(self.qk_norm)}")
+        if self.sink is not None and not (isinstance(self.sink, int | float) and math.isfinite(self.sink)):
+            raise InputError(f"sink: a number is needed, got {shown(self.sink)}")
         for name in ("cap", "gate"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):

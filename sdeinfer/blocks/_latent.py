@@ -14,7 +14,7 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._branch import GAIN, AbstractBranch, projection, uniform_nodes, wishart_factors
 from sdeinfer.blocks._law import MatrixMoments, fourth_moments
-from sdeinfer.blocks._logits import Rotation, Softmax, plain_products, require_base, rotated_products
+from sdeinfer.blocks._logits import Rotation, Softmax, is_even, plain_products, require_base, rotated_products
 from sdeinfer.blocks._norms import normalised_covariance, normalised_tokens
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
@@ -86,7 +86,7 @@ class LatentAttention(AbstractBranch):
     def __check_init__(self):
         sizes = {"heads": self.heads, "head_size": self.head_size, "key_rank": self.key_rank}
         at_least_one(**sizes, **given(value_size=self.value_size, query_rank=self.query_rank))
-        if self.rotated_size < 2 or self.rotated_size % 2:
+        if not is_even(self.rotated_size):
             raise InputError(f"rotated_size: an even number is needed, got {shown(self.rotated_size)}")
         require_base(self.rope)
         require_pattern(self.pattern)

@@ -25,8 +25,13 @@ PLANES = 3
 
 def require_base(rope: Any) -> None:
     """Raise an InputError for a base of rotations of at most 1."""
-    if rope is not None and not (isinstance(rope, int | float) and 1 < rope < math.inf):
+    if not (isinstance(rope, int | float) and 1 < rope < math.inf):
         raise InputError(f"rope: a base above 1 is needed, got {shown(rope)}")
+
+
+def is_even(size: Any) -> bool:
+    """Whether a number of features can be rotated."""
+    return isinstance(size, int) and size >= 2 and size % 2 == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,8 @@ class MLP(AbstractBranch):
         check_bias(self.bias)
         if not (isinstance(self.expansion, int | float) and 0 < self.expansion < math.inf):
             raise InputError(f"expansion: must be positive, got {shown(self.expansion)}")
+        if not (isinstance(self.offset, int | float) and math.isfinite(self.offset)):
+            raise InputError(f"offset: a number is needed, got {shown(self.offset)}")
 
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width of less than one hidden unit."""

@@ -12,11 +12,12 @@ from helpers.budget import assert_mean
 from helpers.cases import random_covariance
 
 import sdeinfer as si
-from sdeinfer.blocks import MLP, Block, SelfAttention
+from sdeinfer.blocks import MLP, Block, Experts, LatentAttention, Parallel, SelfAttention
 from sdeinfer.layers import OverDepth
 
 LAYER = si.Stack((Block(SelfAttention(heads=2), 0.5, "layer"), Block(MLP(), 0.5, "layer")))
 ATTENTION, OF_MLP = LAYER.layers
+BESIDE = Block(SelfAttention(), norm="rms"), Block(MLP(), norm="rms")
 DROPPING = Block(MLP(expansion=1.0), 0.5, bias=0.1, dropout=0.3)
 SHAPED, THREE_HEADS, KEY = si.ShapedMLP(0.1, -0.1), Block(SelfAttention(heads=3)), jr.key(0)
 V2, V3 = (np.asarray(random_covariance(tokens)) for tokens in (2, 3))
@@ -58,6 +59,45 @@ REFUSED = [
     (lambda: SelfAttention(heads=4, key_value_heads=0), f"key_value_heads: {WHOLE}"),
     (lambda: SelfAttention(heads=6, key_value_heads=4), "key_value_heads: 6 heads are not a multiple of 4"),
     (lambda: SelfAttention(rope=1.0), "rope: a base above 1 is needed, got 1"),
+    (lambda: SelfAttention(rope_size=2), "rope_size: an even number beside a base is needed, got 2"),
+    (lambda: SelfAttention(rope=1e4, rope_size=3), "rope_size: an even number beside a base is needed, got 3"),
+    (lambda: SelfAttention(rope=1e4, rope_size="half"), "rope_size: an even number .* got 'half'"),
+    (lambda: SelfAttention(qk_norm="heads"), "qk_norm: one of head, all, None is needed, got 'heads'"),
+    (lambda: SelfAttention(cap=0.0), "cap: a positive number is needed, got 0"),
+    (lambda: SelfAttention(gate="yes"), "gate: a positive number is needed, got 'yes'"),
+    (lambda: SelfAttention(sink="zero"), "sink: a number is needed, got 'zero'"),
+    (lambda: MLP(offset="one"), "offset: a number is needed, got 'one'"),
+    (lambda: MLP(gated=True, offset=float("nan")), "offset: a number is needed, got nan"),
+    (lambda: LatentAttention(heads=0), f"heads: {WHOLE}"),
+    (lambda: LatentAttention(head_size=0), f"head_size: {WHOLE}"),
+    (lambda: LatentAttention(value_size=0), f"value_size: {WHOLE}"),
+    (lambda: LatentAttention(key_rank=0), f"key_rank: {WHOLE}"),
+    (lambda: LatentAttention(query_rank=0), f"query_rank: {WHOLE}"),
+    (lambda: LatentAttention(rotated_size=3), "rotated_size: an even number is needed, got 3"),
+    (lambda: LatentAttention(rotated_size="half"), "rotated_size: an even number is needed, got 'half'"),
+    (lambda: LatentAttention(rope=1.0), "rope: a base above 1 is needed, got 1"),
+    (lambda: LatentAttention(rope=None), "rope: a base above 1 is needed, got None"),
+    (lambda: LatentAttention(rotated_gain="one"), "gain: .*needed"),
+    (lambda: Experts(experts=0), f"experts: {WHOLE}"),
+    (lambda: Experts(chosen=0), f"chosen: {WHOLE}"),
+    (lambda: Experts(experts=4, chosen=5), "chosen: at most 4, the number of experts, is needed, got 5"),
+    (lambda: Experts(scores="softmax"), "scores: one of chosen, all, sigmoid is needed, got 'softmax'"),
+    (lambda: Experts(router=0.0), "router: a positive number is needed, got 0"),
+    (lambda: Experts(scale=-1.0), "scale: a positive number is needed, got -1"),
+    (lambda: Experts(shared=-1.0), "shared: a number of at least 0 is needed, got -1"),
+    (lambda: Experts(activation="swish"), "activation: one of gelu, .* got 'swish'"),
+    (lambda: Experts(expansion=0), "expansion: must be positive, got 0"),
+    (lambda: Block(MLP(), output_norm="batch"), "output_norm: one of layer, rms, None is needed, got 'batch'"),
+    (lambda: Block(MLP(), norm="rms", position="post", output_norm="rms"), "output_norm: a block with a norm after"),
+    (lambda: Block(MLP(), output_norm="rms", output_gain="one"), "output_gain: .*needed"),
+    (lambda: Parallel((BESIDE[0], SHAPED)), "layers: blocks with a norm before their branches .* got ShapedMLP"),
+    (
+        lambda: Parallel((Block(MLP(), norm="rms", position="post"),)),
+        "layers: blocks with a norm before .* got a Block",
+    ),
+    (lambda: Parallel((Block(MLP(), output_norm="rms"),)), "layers: blocks with a norm before .* got a Block"),
+    (lambda: Parallel((BESIDE[0], Block(MLP()))), "layers: blocks beside each other have one norm and one skip"),
+    (lambda: Parallel((BESIDE[0], Block(MLP(), norm="rms", skip=0.5))), "layers: .* one norm and one skip"),
     (lambda: Block(MLP(), "large"), "strength: .*needed"),
     (lambda: MLP(gain="one"), "gain: .*needed"),
     (lambda: SelfAttention(temperature="one"), "temperature: .*needed"),
@@ -67,6 +107,13 @@ REFUSED = [
     (lambda: sampled(OverDepth(THREE_HEADS, strength=lambda t: 1 + t)), "heads: the width 16 is not a multiple of 3"),
     (lambda: sampled(Block(SelfAttention(head_size=5, rope=1e4))), "rope: rotations need an even head_size, got 5"),
     (lambda: sampled(Block(MLP(expansion=0.01))), "expansion: 0.01 times a width of 16 is less than one hidden unit"),
+    (lambda: sampled(Block(SelfAttention(rope=1e4, rope_size=32))), "rope_size: at most 16, the features of a head"),
+    (lambda: sampled(Block(Experts(expansion=0.01))), "expansion: 0.01 times a width of 16 is less than one hidden"),
+    (lambda: sampled(Block(Experts(shared=0.01))), "expansion: 0.01 times a width of 16 is less than one hidden unit"),
+    (
+        lambda: sampled(Parallel((THREE_HEADS,)), sample=si.sample_networks),
+        "heads: the width 16 is not a multiple of 3",
+    ),
     (lambda: sampled(width=2), "width: at least 3, the number of tokens, is needed, got 2"),
     (lambda: sampled(depth=0), f"depth: {WHOLE}"),
     (lambda: sampled(networks=0), f"networks: {WHOLE}"),
@@ -112,6 +159,7 @@ REFUSED = [
         lambda: sampled(DROPPING, sample=si.sample_networks),
         "dropout: the chain has none: use method='weights', got 0.3",
     ),
+    (lambda: sampled(Parallel((DROPPING,)), sample=si.sample_networks), "dropout: the chain has none: use method="),
     (
         lambda: fitted(ATTENTION, DROPPING),
         "dropout: the density of increments has none: observe networks in evaluat",

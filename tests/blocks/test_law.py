@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers.block_references import attention_gram, mlp_gram, packed_moments
-from helpers.budget import assert_estimate, assert_mean, assert_variance, assert_within
+from helpers.attention_references import attention_gram
+from helpers.block_moments import V3, WIDTH, assert_differentiable, assert_moments_agree, moments, scrambled
+from helpers.block_references import mlp_gram
+from helpers.budget import assert_mean, assert_variance, assert_within
 from helpers.cases import random_covariance
 from helpers.internals import (
     LOG_FACTORS,
     WIDEST,
     BlockOrder,
-    NetworkKeys,
     branch_coefficients,
     interpolated,
     nodes_of,
     unvech,
-    vech,
 )
 from helpers.references import arc_cosine_kernel, assert_agrees, linear_tensor, packed, packed_tensor
 from scipy import linalg, special, stats
@@ -30,10 +30,7 @@ from sdeinfer import blocks
 from sdeinfer.blocks import MLP, Block, LogMatrixNormal, SelfAttention, law_of_increment, log_moments
 from sdeinfer.networks import tokens_with_covariance
 
-SCRAMBLINGS = 16
-V3 = np.asarray(random_covariance(3))
 BASE = 10.0
-WIDTH = 8
 
 TWINS = {
     "gelu with bias": (
@@ -64,20 +61,6 @@ def isserlis(P) -> np.ndarray:
     return packed_tensor(linear_tensor(P))
 
 
-@eqx.filter_jit
-def moments(branch, V, nodes, width):
-    return branch.moments(V, nodes, width=width)
-
-
-def scrambled(branch, V, *, width: int = WIDTH, log2: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Packed means and covariances of S, for several scramblings of the nodes."""
-    each = [
-        moments(branch, jnp.asarray(V), branch.nodes(len(V), width, log2=log2, seed=seed), width)
-        for seed in range(SCRAMBLINGS)
-    ]
-    return np.stack([packed(one.mean) for one in each]), np.stack([one.covariance for one in each])
-
-
 def assert_by_nodes(values: np.ndarray, expected: np.ndarray) -> None:
     """Means over few scramblings: t-distributed."""
     error = np.maximum(values.std(0, ddof=1) / np.sqrt(len(values)), 1e-12 * np.abs(expected).max())
@@ -86,25 +69,11 @@ def assert_by_nodes(values: np.ndarray, expected: np.ndarray) -> None:
     assert_within(z, "means over scramblings, as normal scores")
 
 
-@eqx.filter_jit
-def drawn(branch, V, numbers, key):
-    S = branch.hidden_covariance(V, width=WIDTH, keys=NetworkKeys.numbered(key, numbers))
-    return jnp.moveaxis(S[:, :, 0], -1, 0)
-
-
 @pytest.mark.one_case("GQA with RoPE")
 @pytest.mark.parametrize("name", TWINS)
 def test_moments_are_those_of_plain_sampling_and_of_the_chain(name, key):
     branch, draw = TWINS[name]
-    by_nodes = scrambled(branch, V3)
-    numbers = np.arange(40_000, dtype=np.uint32)
-    chain = np.asarray(drawn(branch, np.repeat(V3[:, :, None, None], len(numbers), axis=-1), numbers, key))
-    for S in (draw(len(numbers), np.random.default_rng(0)), chain):
-        for (estimate, error), of_nodes in zip(packed_moments(S), by_nodes, strict=True):
-            its_error = of_nodes.std(0, ddof=1) / np.sqrt(SCRAMBLINGS)
-            # The few scramblings' own error counts little; their share is asserted.
-            assert its_error.max() < error.max() / 2
-            assert_estimate(estimate, of_nodes.mean(0), np.hypot(error, its_error))
+    assert_moments_agree(branch, draw, key, draws=40_000)
 
 
 def test_relu_has_the_arc_cosine_kernel():
@@ -139,18 +108,7 @@ def test_attention_is_uniform_at_a_huge_temperature(heads, groups, rope):
 @pytest.mark.one_case("GQA with RoPE")
 @pytest.mark.parametrize("name", TWINS)
 def test_moments_are_differentiable(name):
-    branch, _ = TWINS[name]
-    nodes, change = branch.nodes(3, WIDTH, log2=6), np.random.default_rng(1).standard_normal((3, 3))
-
-    def at(h):
-        changed = branch.reshaped(1 + h)
-        found = changed.moments(V3 + h * (change + change.T) / 9, nodes, width=WIDTH)
-        return jnp.concatenate([vech(found.mean), found.covariance.ravel()])
-
-    h, along = 1e-5, jax.jit(lambda h: jax.jvp(at, (h,), (1.0,)))
-    (_, slope), (up, _), (down, _) = along(0.0), along(h), along(-h)
-    # The error of a central difference is of order h² plus rounding over h.
-    np.testing.assert_allclose(slope, (up - down) / (2 * h), rtol=1e-6, atol=1e-8)
+    assert_differentiable(TWINS[name][0])
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""One branch by plain Monte Carlo, as `docs/theory/blocks.md` states it: loops over units, heads and tokens.
+"""MLPs and experts by plain Monte Carlo, as `docs/theory/blocks.md` states them: loops over units and experts.
 
 Nothing here imports sdeinfer. Draws are along the first axis.
 """
@@ -10,63 +10,64 @@ import numpy as np
 
 
 def mlp_gram(
-    G: np.ndarray, activation: Callable, units: int, *, gated: bool = False, draws: int, rng: np.random.Generator
+    G: np.ndarray,
+    activation: Callable,
+    units: int,
+    *,
+    gated: bool = False,
+    offset: float = 0.0,
+    draws: int,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Draws of S = hhᵀ/u of an MLP, whose first projections have the covariance G over tokens."""
     L, S = np.linalg.cholesky(G), np.zeros((draws, *G.shape))
     for _ in range(units):
         h = activation(rng.standard_normal((draws, len(G))) @ L.T)
         if gated:
-            h = h * (rng.standard_normal((draws, len(G))) @ L.T)
+            h = h * (rng.standard_normal((draws, len(G))) @ L.T + offset)
         S += h[:, :, None] * h[:, None, :] / units
     return S
 
 
-def attention_gram(
-    G: np.ndarray,
-    mask: np.ndarray,
+def experts_gram(
+    V: np.ndarray,
+    activation: Callable,
+    units: int,
     *,
-    heads: int,
-    groups: int,
-    size: int,
-    temperature: float,
-    base: float | None = None,
+    gain: float,
+    router: float,
+    experts: int,
+    chosen: int,
+    scores: str,
+    scale: float = 1.0,
+    shared_units: int = 0,
+    gated: bool = True,
+    offset: float = 0.0,
     draws: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draws of S of attention, with rotations of queries and keys if there is a base."""
-    L, S = np.linalg.cholesky(G), np.zeros((draws, *G.shape))
+    """Draws of S of a mixture of experts, each of so many units, and of units that all tokens share."""
+    logits = np.linalg.cholesky(router * V) @ rng.standard_normal((draws, len(V), experts))
+    p = scale * chosen_weights(logits, chosen, scores)
 
-    def projected() -> np.ndarray:
-        return L @ rng.standard_normal((draws, len(G), size))
+    def gram(count: int) -> np.ndarray:
+        return mlp_gram(gain * V, activation, count, gated=gated, offset=offset, draws=draws, rng=rng)
 
-    def turned(x: np.ndarray) -> np.ndarray:
-        return x if base is None else rotated(x, base)
-
-    for _ in range(groups):
-        k, v = turned(projected()), projected()
-        for _ in range(heads // groups):
-            q = turned(projected())
-            logits = np.einsum("dac,dbc->dab", q, k) / (temperature * math.sqrt(size))
-            h = np.zeros_like(v)
-            for a in range(len(G)):
-                weights = np.exp(logits[:, a]) * mask[a]
-                for b in range(len(G)):
-                    h[:, a] += (weights[:, b] / weights.sum(1))[:, None] * v[:, b]
-            S += np.einsum("dac,dbc->dab", h, h) / (heads * size)
-    return S
+    S = np.zeros((draws, *V.shape))
+    for e in range(experts):
+        S += p[:, :, None, e] * p[:, None, :, e] * gram(units)
+    return S + gram(shared_units) * shared_units / units if shared_units else S
 
 
-def rotated(x: np.ndarray, base: float) -> np.ndarray:
-    """Entries c and c + d_k/2 of token a, as a complex number, times e^{i a base^(−2c/d_k)}."""
-    size = x.shape[-1]
-    found = np.empty_like(x)
-    for a in range(x.shape[-2]):
-        for c in range(size // 2):
-            turn = complex(math.cos(a * base ** (-2 * c / size)), math.sin(a * base ** (-2 * c / size)))
-            z = (x[..., a, c] + 1j * x[..., a, c + size // 2]) * turn
-            found[..., a, c], found[..., a, c + size // 2] = z.real, z.imag
-    return found
+def chosen_weights(logits: np.ndarray, chosen: int, scores: str) -> np.ndarray:
+    """Weights of the experts of each token: 0 beyond the largest logits."""
+    p = np.zeros_like(logits)
+    for rank in range(chosen):
+        best = np.argsort(logits, axis=-1)[..., -1 - rank, None]
+        logit = np.take_along_axis(logits, best, axis=-1)
+        np.put_along_axis(p, best, 1 / (1 + np.exp(-logit)) if scores == "sigmoid" else np.exp(logit), axis=-1)
+    total = np.exp(logits).sum(-1, keepdims=True) if scores == "all" else p.sum(-1, keepdims=True)
+    return p / total
 
 
 def packed_moments(S: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:

@@ -46,6 +46,7 @@ LIMITS = "tests/layers/test_limits.py tests/covariance/test_diffusion.py"
 ORDERS = "tests/layers/test_finite_width.py tests/layers/test_next_order.py tests/layers/test_pattern_order.py"
 CHAIN = "tests/networks/test_chain.py tests/layers/test_widths.py tests/layers/test_forward.py"
 SCORES = "tests/infer/test_sandwich.py tests/likelihood/test_adjustment.py"
+TODAY = "tests/blocks/test_blocks_of_today.py::test_moments_are_those_of_plain_sampling_of_the_chain_and_of_weights"
 SOLVE = "tests/solve/test_splitting.py tests/solve/test_simulate.py tests/solve/test_laws.py"
 
 MUTATIONS = (
@@ -140,8 +141,8 @@ MUTATIONS = (
     Mutation("consequences: curvature of priors", "diagnostics/_consequences.py", "prior = np.diag(_prec", "prior = 1.2 * np.diag(_prec", "tests/diagnostics/test_consequences.py::test_one_token_by_hand"),
     Mutation("blocks: mean of the logarithm", "blocks/_law.py", ".sum(-1) / 2, covariance)", ".sum(-1) / 1.9, covariance)", "tests/blocks/test_law.py::test_moments_of_the_logarithm_by_draws_are_the_leading_order_for_small_fluctuations"),
     Mutation("blocks: moments of values, heads of a group", "blocks/_attention.py", "(shared**2 * size)", "(shared * size)", "tests/blocks/test_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
-    Mutation("blocks: chain, angles of rotations", "blocks/_attention.py", "(-2 * plane / jnp", "(-plane / jnp", "tests/blocks/test_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
-    Mutation("blocks: moments of gates", "blocks/_mlp.py", "vech(P), fourth_moments(P)", "vech(P), 1.1 * fourth_moments(P)", "tests/blocks/test_law.py::test_identity_has_the_moments_of_normals"),
+    Mutation("blocks: chain, angles of rotations", "blocks/_logits.py", "(-2 * plane / jnp", "(-plane / jnp", "tests/blocks/test_law.py::test_moments_are_those_of_plain_sampling_and_of_the_chain"),
+    Mutation("blocks: moments of gates", "blocks/_mlp.py", "vech(second), fourth_moments(second)", "vech(second), 1.1 * fourth_moments(second)", "tests/blocks/test_law.py::test_identity_has_the_moments_of_normals"),
     Mutation("blocks: degrees of the t law", "blocks/_information.py", "(4 * ratio - 2)", "(4.4 * ratio - 2)", "tests/blocks/test_information.py::test_a_block_has_the_information_of_the_scatter_of_its_scores"),
     Mutation("criteria: error of a spread", "criteria/_criteria.py", "/ (2 * sd) if sd", "/ (1.8 * sd) if sd", "tests/criteria/test_criteria.py::test_errors_are_those_of_large_samples"),
     Mutation("criteria: bandwidth", "criteria/_criteria.py", "(high - low) / 1.349", "(high - low) / 1.25", "tests/criteria/test_criteria.py::test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails"),
@@ -214,7 +215,7 @@ MUTATIONS = (
     Mutation("blocks: volume of the mean", "blocks/_law.py", "- (m + 1) / 2 * log_det", "- m / 2 * log_det", "tests/blocks/test_law.py::test_density_of_a_wishart_matrix"),
     Mutation("blocks: scale-free χ²", "blocks/_information.py", "linear**2 / (2 * quadratic)", "linear**2 / (2.1 * quadratic)", "tests/blocks/test_information.py::test_the_scale_free_density_is_that_of_a_t_law"),
     Mutation("blocks: units of an MLP", "blocks/_mlp.py", "/ (count * self", "/ (1.05 * count * self", "tests/blocks/test_law.py::test_identity_has_the_moments_of_normals"),
-    Mutation("blocks: features after a LayerNorm", "blocks/_block.py", "features = width - 1 if", "features = width if", "tests/blocks/test_block.py::test_a_layer_norm_takes_one_feature"),
+    Mutation("blocks: features after a LayerNorm", "blocks/_block.py", "features=width - 1 if", "features=width if", "tests/blocks/test_block.py::test_a_layer_norm_takes_one_feature"),
     Mutation("blocks: ends of the interpolation", "blocks/_coefficients.py", "weights[[0, -1]] /= 2", "weights[[0, -1]] /= 1.9", "tests/blocks/test_law.py::test_interpolation_of_polynomials_is_exact"),
     Mutation("criteria: exponent of the bandwidth", "criteria/_criteria.py", "known.size ** (-1 / 5)", "known.size ** (-1 / 4)", "tests/criteria/test_criteria.py::test_smooth_probabilities_take_the_quartiles_for_the_scale_of_heavy_tails"),
     Mutation("criteria: error of a quantile", "criteria/_criteria.py", "/ float(density)", "/ (1.05 * float(density))", "tests/criteria/test_criteria.py::test_errors_are_those_of_large_samples"),
@@ -269,6 +270,21 @@ MUTATIONS = (
     Mutation("audit: the interval of a σ", "auditing/_tests.py", "tail < stats.norm.sf(z)", "tail < stats.norm.sf(0.1 * z)", "tests/auditing/test_kinds.py tests/auditing/test_audit.py"),
     Mutation("audit: error of another model's σ", "auditing/_tests.py", "math.hypot(self.law.error, 0.0 if", "math.hypot(self.law.error, 0.0 if True or", "tests/auditing/test_parts.py"),
     Mutation("audit: what no output follows from", "passes/_record.py", 'if id(node) in used or node.kind == "parameter"', "if node", "tests/auditing/test_kinds.py"),
+    Mutation("blocks: chain, heads of one norm", "blocks/_logits.py", '(len(self.queries) if over == "all" else 1)', '(len(self.queries) - 1 if over == "all" else 1)', TODAY),
+    Mutation("blocks: chain, queries outside of the span of keys", "blocks/_logits.py", "total(jnp.square(matmul(of_queries, factor)), axis=1)", "0.0 * total(jnp.square(matmul(of_queries, factor)), axis=1)", TODAY),
+    Mutation("blocks: column of a sink", "blocks/_logits.py", "axis=-1)[..., :-1]", "axis=-1)[..., 1:]", TODAY),
+    Mutation("blocks: cap of logits", "blocks/_logits.py", "self.cap * jnp.tanh(logits / self.cap)", "self.cap * (logits / self.cap)", TODAY),
+    Mutation("blocks: features that are not rotated", "blocks/_attention.py", "else size - self.rope_size", "else size", TODAY),
+    Mutation("blocks: chain, sigmoids of gates", "blocks/_attention.py", "* jax.nn.sigmoid(matmul(of_gates, gate))", "* matmul(of_gates, gate)", TODAY),
+    Mutation("blocks: moments, sigmoids of gates", "blocks/_attention.py", "return jax.nn.sigmoid(jnp.einsum(", "return (jnp.einsum(", TODAY),
+    Mutation("blocks: chain, rotated keys that heads share", "blocks/_latent.py", "key_groups=1,", "key_groups=heads,", TODAY),
+    Mutation("blocks: size of plain and rotated features", "blocks/_latent.py", "self.head_size + self.rotated_size, self.pattern", "self.head_size, self.pattern", TODAY),
+    Mutation("blocks: moments of values of compressed tokens", "blocks/_latent.py", "(self.heads**2 * self._value_size)", "(self.heads * self._value_size)", TODAY),
+    Mutation("blocks: softmax of the chosen experts", "blocks/_experts.py", "jnp.where(chosen, logits, -jnp.inf)", "logits", TODAY),
+    Mutation("blocks: units of shared experts", "blocks/_experts.py", "means + ratio * of_shared.mean", "means + of_shared.mean", TODAY),
+    Mutation("blocks: moments of an offset", "blocks/_mlp.py", "fourth_moments(second) - fourth_moments(N)", "fourth_moments(second)", TODAY),
+    Mutation("blocks: norm after a branch", "blocks/_block.py", "jnp.square(parts.inside) + jnp.square(parts.outside)", "jnp.square(parts.inside)", "tests/blocks/test_block.py::test_a_norm_after_the_branch_leaves_the_angle_of_an_increment"),
+    Mutation("blocks: branches beside each other", "blocks/_parallel.py", "functools.reduce(operator.add, S)", "S[0]", "tests/blocks/test_block.py::test_blocks_beside_each_other_read_one_norm_and_add"),
     Mutation("blocks of a model: strength", "blocks/_sizes.py", "math.sqrt(square * of_linear / gain)", "math.sqrt(square)", "tests/blocks/test_of.py"),
     Mutation("blocks of a model: gain of a norm", "blocks/_sizes.py", "_gain_of_norm(branch) ** 2", "_gain_of_norm(branch)", "tests/blocks/test_of.py"),
     Mutation("blocks of a model: temperature", "blocks/_sizes.py", "temperature = 1 / _mean(", "temperature = _mean(", "tests/blocks/test_of.py"),

@@ -126,7 +126,9 @@ class Block(AbstractLayer):
         """Draw S, then the noncentral Wishart variable V′ given S.
 
         LayerNorm also needs the means of the tokens over features. Before a branch they are drawn anew from their law
-        given V, although those of successive layers are dependent: an error of 1/n in V̂ that has mean zero.
+        given V, although those of successive layers are dependent: an error of 1/n in V̂ that has mean zero. After a
+        branch it takes the component along the ones from the increment alone; the tokens keep theirs, which the chain
+        leaves out: an error of 1/n in the variance of XΔᵀ.
 
         Raises:
             InputError: for dropout; networks with weights have it.

@@ -60,13 +60,13 @@ def latent(temperature, query_rank):
 
 
 def experts(scores, *, gated=True, offset=0.0, shared=0.0):
-    """Two of four experts and their plain twin."""
-    same = {"gain": 1.5, "router": 3.0, "experts": 4, "chosen": 2, "scores": scores, "scale": 1.3}
+    """Two of four experts, and their plain twin; fewer units, or a larger gain, give sampled covariances heavy tails."""
+    same = {"gain": 0.5, "router": 3.0, "experts": 4, "chosen": 2, "scores": scores, "scale": 1.3}
     of_unit = {"gated": gated, "offset": offset}
     return (
-        Experts(**same, **of_unit, activation="silu", expansion=0.5, shared=shared),
+        Experts(**same, **of_unit, activation="silu", expansion=2.0, shared=shared),
         lambda draws, rng: experts_gram(
-            V3, silu, 4, **same, **of_unit, shared_units=round(shared * WIDTH), draws=draws, rng=rng
+            V3, silu, 16, **same, **of_unit, shared_units=round(shared * WIDTH), draws=draws, rng=rng
         ),
     )
 
@@ -86,7 +86,7 @@ TWINS = {
         **{"base": BASE, "rotated_size": 2, "norm": "all", "cap": 3.0, "sink": 0.3},
     ),
     "latent attention": latent(0.7, 4),
-    "experts": experts("chosen", shared=0.25),
+    "experts": experts("chosen", shared=1.0),
     "gated with an offset": gated(1.0),
 }
 MORE = {

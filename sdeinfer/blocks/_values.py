@@ -14,6 +14,9 @@ from sdeinfer.covariance import CAUSAL, Pattern
 SAME = 1e-4
 """Largest relative difference of values that a network computes in float32 from those of a formula."""
 
+ROUNDING = 2e-6
+"""Relative error of mean squares that a network computes in float32."""
+
 
 def gated_activations(z: np.ndarray, linear: np.ndarray, h: np.ndarray) -> tuple[dict[str, float], float]:
     """The activations φ of gated units h = φ(z) (z′ + c), as `activations_of_values`, and c, 0 or 1."""
@@ -136,9 +139,9 @@ def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
 
 
 def epsilon_of_norm(x: np.ndarray, y: np.ndarray, gain: float) -> float:
-    """ε of a norm of x with a gain, to two digits; 0 where it is too small beside the mean squares to be seen."""
+    """ε of a norm of x with a gain, as far as the rounding of the smallest mean square shows it; else 0."""
     x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
     read, made = (np.square(values).mean(1) for values in (x, y))
     smallest = int(read.argmin())
     epsilon = gain**2 * read[smallest] / made[smallest] - read[smallest]
-    return float(f"{epsilon:.2g}") if epsilon > SAME * read[smallest] else 0.0
+    return float(f"{epsilon:.2g}") if epsilon > ROUNDING * read[smallest] else 0.0

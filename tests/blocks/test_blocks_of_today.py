@@ -60,7 +60,7 @@ def latent(temperature, query_rank):
 
 
 def experts(scores, *, gated=True, offset=0.0, shared=0.0):
-    """Two of four experts, and their plain twin; fewer units, or a larger gain, give sampled covariances heavy tails."""
+    """Two of four experts, and their plain twin; fewer units or larger gains give sampled covariances heavy tails."""
     same = {"gain": 0.5, "router": 3.0, "experts": 4, "chosen": 2, "scores": scores, "scale": 1.3}
     of_unit = {"gated": gated, "offset": offset}
     return (

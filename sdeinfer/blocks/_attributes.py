@@ -89,7 +89,7 @@ NUMBERS = ("strength", "output_gain", "output_epsilon", "gain", "temperature", "
 
 
 def _facts(block: Block) -> dict[str, Any]:
-    """What no weights change of a block and its branch; a mask by its rows, since it may be of any length."""
+    """The fields of a block and its branch that no weights change; a mask by its rows, as it may be of any length."""
     branch = block.branch
     facts = {name: value for name, value in (_fields(block) | _fields(branch)).items() if name not in NUMBERS}
     for name in facts.keys() & {"skip", "expansion", "shared", "scale"}:

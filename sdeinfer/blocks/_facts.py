@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from sdeinfer._files import InputError
+from sdeinfer.blocks._gains import NormGain
 from sdeinfer.covariance import Pattern
 from sdeinfer.passes._taps import Branch
 
@@ -28,6 +29,7 @@ class BranchFacts:
         output_norms: the kinds that a norm of its increment may be; None without one.
         shape: sizes and kinds that all layers have in common.
         factors: numbers of the pass.
+        gains: the gains of norms inside of the branch: "increment", "queries" and "keys".
         activations: the activations that its values allow, with their errors.
         pattern: which tokens each token attends to.
     """
@@ -38,6 +40,7 @@ class BranchFacts:
     output_norms: set[str] | None = None
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     factors: dict[str, float] = dataclasses.field(default_factory=dict)
+    gains: dict[str, NormGain] = dataclasses.field(default_factory=dict)
     activations: dict[str, float] = dataclasses.field(default_factory=dict)
     pattern: Pattern = dataclasses.field(default_factory=Pattern)
 

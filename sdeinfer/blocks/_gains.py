@@ -4,7 +4,6 @@ import math
 from typing import NamedTuple
 
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._attention import attention_of, logits_of, softmaxes_in
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Branch
 
@@ -26,19 +25,6 @@ def gain_of_increment(account: Account, branch: Branch) -> NormGain:
     assert branch.norm is not None
     gain = gain_of(account, branch.norm)
     return NormGain(gain.value * abs(branch.norm_factor), gain.names)
-
-
-def gains_of_queries_and_keys(account: Account, branch: Branch) -> tuple[NormGain, NormGain] | None:
-    """The gains of the norms of queries and of keys; None without them."""
-    graph = account.graph
-    for softmax in softmaxes_in(graph, branch.nodes):
-        pair = logits_of(graph, softmax)
-        assert pair is not None
-        logits, _ = attention_of(graph, softmax, pair, branch.link.layer, branch.nodes)
-        if logits.both:
-            queries, keys = logits.norms
-            return gain_of(account, queries), gain_of(account, keys)
-    return None
 
 
 def gain_of(account: Account, norm: Node) -> NormGain:

@@ -6,7 +6,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._facts import BranchFacts, facts_of
-from sdeinfer.blocks._gains import gain_of
+from sdeinfer.blocks._gains import gain_of, gain_of_increment
 from sdeinfer.blocks._pass_values import numbers
 from sdeinfer.blocks._reader_attention import tap_attention
 from sdeinfer.blocks._reader_latent import tap_latent_attention
@@ -77,6 +77,7 @@ class StackReader:
         if norm is not None:
             self._tap_norm(facts, norm, "norms")
         if branch.norm is not None:
+            facts.gains["increment"] = gain_of_increment(self.account, branch)
             self._tap_norm(facts, branch.norm, "output_norms")
 
     def _tap_norm(self, facts: BranchFacts, norm: Node, name: str) -> None:

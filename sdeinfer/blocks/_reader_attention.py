@@ -8,11 +8,13 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._facts import OF_ATTENTION, BranchFacts
-from sdeinfer.blocks._gains import gains_of_queries_and_keys
+from sdeinfer.blocks._gains import gain_of
 from sdeinfer.blocks._pass_values import numbers, with_bias
 from sdeinfer.blocks._values import factor_of_logits, norms_of_values, pattern_of, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Taps
 
@@ -33,11 +35,6 @@ class Heads:
     logits: Logits
     capped: Node | None
 
-    @property
-    def count(self) -> int:
-        """Number of heads."""
-        return self.logits.heads
-
 
 def heads_of(account: Account, facts: BranchFacts) -> Heads:
     """The attention of a branch; an InputError for one that no block has."""
@@ -54,14 +51,17 @@ def heads_of(account: Account, facts: BranchFacts) -> Heads:
     if logits.over != "keys":
         raise InputError(f"model: {branch.where}: its probabilities are not those of keys alone")
     weighted = graph.term(branch.matrices["attention output"][0][1].inputs[0]).origin
-    if weighted.kind != "contraction" or softmax not in [graph.term(graph.whole(x)).origin for x in weighted.inputs]:
-        sides = [graph.whole(x) for x in weighted.inputs]
-        sides += [side.inputs[0] for side in sides if side.inputs]
-        if weighted.kind != "contraction" or softmax not in sides:
-            raise InputError(f"model: {branch.where}: its last matrix does not read the weighted values alone")
+    if weighted.kind != "contraction" or softmax not in [_beside_a_sink(graph, side) for side in weighted.inputs]:
+        raise InputError(f"model: {branch.where}: its last matrix does not read the weighted values alone")
     capped = [node for node in branch.nodes if node.operation == "tanh" and graph.has(softmax, node)]
     capped = [node for node in capped if graph.has(node, pair[0])]
     return Heads(softmax, pair[0], logits, capped[0] if capped else None)
+
+
+def _beside_a_sink(graph: Graph, node: Node) -> Node:
+    """The origin of a tensor, or of the tensor that it is a piece of, as of probabilities beside that of a sink."""
+    whole = graph.whole(node)
+    return graph.term(whole.inputs[0]).origin if is_a(whole.operation, "piece") else whole
 
 
 def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list[str]) -> None:
@@ -75,8 +75,10 @@ def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list
     facts.shape = {"heads": count, "key_value_heads": groups, "head_size": size}
     facts.shape |= {"qk_norm": None, "rope": None, "rope_size": None}
     facts.factors = {"logits": heads.logits.factor * math.sqrt(size)}
-    if (gains := gains_of_queries_and_keys(account, branch)) is not None:
-        facts.factors["logits"] *= math.prod(gain.value for gain in gains)
+    if heads.logits.normed:
+        for side, norm in zip(("queries", "keys"), heads.logits.norms, strict=True):
+            facts.gains[side] = gain_of(account, norm)
+            facts.factors["logits"] *= facts.gains[side].value
     turned, before = _rotation(account, heads.products.inputs[0], with_bias(account, product))
     between = [*account.graph.nodes(account.graph.between(heads.products, product))]
 
@@ -103,30 +105,27 @@ def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list
 
 def nodes_of_softmax(heads: Heads) -> dict[str, Node]:
     """The nodes whose values `read_softmax` takes."""
-    nodes = {"probabilities": heads.softmax, "products": heads.products}
-    if heads.capped is None:
-        return nodes
-    return nodes | {"before the cap": heads.capped.inputs[0], "after the cap": heads.capped}
+    return {"probabilities": heads.softmax, "logits": heads.products if heads.capped is None else heads.capped}
 
 
 def read_softmax(facts: BranchFacts, heads: Heads, values: dict[str, Any], faults: list[str]) -> np.ndarray | None:
     """The mask; sets the pattern, the cap and the sink of a branch. None with a fault for another function."""
-    P, Y = (numbers(values[name]) for name in ("probabilities", "products"))
-    of_sink = P.shape[-1] == P.shape[-2] + 1
-    of_keys = P[..., :-1] if of_sink else P
-    mask = attended(of_keys)
-    if heads.capped is not None:
-        Y = numbers(values["after the cap"])
-    factor = None if mask is None else factor_of_logits(of_keys, Y, mask)
+    P, Y = (numbers(values[name]) for name in ("probabilities", "logits"))
+    mask = attended(P)
+    factor = None if mask is None else factor_of_logits(P[..., : len(mask)], Y, mask)
     if factor is None:
         faults.append(f"{facts.branch.where}: its logits are not qkᵀ times a factor under a mask")
         return None
     assert mask is not None
     facts.pattern = pattern_of(mask)
     facts.shape["cap"] = None if heads.capped is None else float(f"{factor:.4g}")
-    facts.shape["sink"] = of_sink
-    if of_sink:
-        facts.factors["sink"] = sink_of(P, factor * Y, mask)
+    facts.shape["sink"] = P.shape[-1] > len(mask)
+    if facts.shape["sink"]:
+        sink = sink_of(P, factor * Y, mask)
+        if sink is None:
+            faults.append(f"{facts.branch.where}: a logit beside those of the keys differs between tokens")
+            return None
+        facts.factors["sink"] = sink
     return mask
 
 

@@ -37,13 +37,15 @@ def tap_latent_attention(account: Account, facts: BranchFacts, taps: Taps, fault
     (query, of_query), (down, of_down), (up, of_up) = (
         places[name] for name in ("queries", "compressed keys", "keys and values")
     )
-    count, rank = heads.count, up.fan_in
+    count, rank = heads.logits.heads, up.fan_in
     rotated = down.fan_out - rank
     size = query.fan_out // count - rotated
     value_size = up.fan_out // count - size
     query_rank = query.fan_in if "compressed queries" in places else None
     if min(rotated, size, value_size) < 1 or heads.logits.head_size != size + rotated:
         raise InputError(f"model: {branch.where}: sizes of heads are not those of latent attention")
+    if heads.logits.normed or heads.capped is not None:
+        raise InputError(f"model: {branch.where}: has norms of queries and keys, or a cap, beside latent attention")
     facts.shape = {"heads": count, "head_size": size, "rotated_size": rotated, "value_size": value_size}
     facts.shape |= {"key_rank": rank, "query_rank": query_rank}
     facts.factors = {"logits": heads.logits.factor * math.sqrt(size + rotated)}
@@ -52,6 +54,10 @@ def tap_latent_attention(account: Account, facts: BranchFacts, taps: Taps, fault
         mask = read_softmax(facts, heads, values, faults)
         if mask is None:
             return
+        if facts.shape.pop("sink"):
+            faults.append(f"{branch.where}: has a sink beside latent attention")
+            return
+        del facts.shape["cap"]  # none
         tokens = len(mask)
         for name in ("query", "key"):
             facts.factors[f"read by {name}"] = float(np.square(numbers(values[name])).mean())

@@ -11,7 +11,6 @@ from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._experts import Experts
 from sdeinfer.blocks._facts import BranchFacts
-from sdeinfer.blocks._gains import gain_of_increment
 from sdeinfer.blocks._latent import LatentAttention
 from sdeinfer.blocks._mlp import MLP
 from sdeinfer.blocks._pass_values import with_bias
@@ -40,7 +39,7 @@ def block_of(account: Account, layers: list[BranchFacts], variance: Variance) ->
     output_norms = [facts.output_norms for facts in layers if facts.output_norms is not None]
     after: dict[str, Any] = {}
     if output_norms:
-        gains = (gain_of_increment(account, facts.branch).value for facts in layers)
+        gains = (facts.gains["increment"].value for facts in layers)
         after = {"output_norm": _common_norm(output_norms, where), "output_gain": _mean(gains)}
         # Layers whose increments are large do not show it.
         after["output_epsilon"] = max(facts.factors["epsilon"] for facts in layers)
@@ -81,11 +80,11 @@ class Sizes:
         return _mean(self.variance(matrix) for matrix, _ in branch.matrices[role])
 
     def gain(self, role: str) -> float:
-        """W = n σ² of the matrices of a role that read the tokens, with the gain of the norm before them."""
+        """The gain w = n σ² of the matrices of a role that read the tokens, with that of the norm before them."""
         return self.gain_of(_mean(self.square(branch, role) for branch in self.branches))
 
     def gain_of(self, square: float) -> float:
-        """W = n σ² of entries with a mean square σ²."""
+        """The gain w = n σ² of entries with a mean square σ²."""
         return self.width * self._read * square
 
     def bias(self, *roles: str) -> float:
@@ -138,7 +137,7 @@ def _latent_attention(sizes: Sizes) -> tuple[LatentAttention, float]:
     keys = facts.shape["key_rank"] * of_keys * sizes.factor("read by key")
     gain = math.sqrt(queries * keys)
     shared = sizes.gain_of(of_shared) * queries / gain
-    branch = LatentAttention(1 / sizes.factor("logits"), gain, shared, pattern=facts.pattern, **_known(facts.shape))
+    branch = LatentAttention(1 / sizes.factor("logits"), gain, shared, pattern=facts.pattern, **facts.shape)
     return branch, keys
 
 
@@ -155,11 +154,6 @@ def _experts(sizes: Sizes) -> tuple[Experts, float]:
     gain = sizes.gain("gate") if "gate" in sizes.branches[0].matrices else up
     router = sizes.gain("router")
     return Experts(gain, router=router, activation=_activation(sizes.layers), **shape), up
-
-
-def _known(shape: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that have an argument of their own."""
-    return {name: value for name, value in shape.items() if name not in ("cap", "sink")}
 
 
 def _activation(layers: list[BranchFacts]) -> str:

@@ -57,12 +57,13 @@ def factor_of_logits(probabilities: np.ndarray, logits: np.ndarray, mask: np.nda
     return float(factor) if np.abs(log - factor * Y).max() <= SAME * max(1.0, np.abs(log).max()) else None
 
 
-def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float:
-    """The mean logit of the last column of probabilities, beside those of the keys."""
+def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float | None:
+    """The mean over heads of the logit of the last column of probabilities; None if it differs between tokens."""
     P, Y = probabilities.reshape(-1, len(mask), len(mask) + 1), logits.reshape(-1, *mask.shape)
     first = mask.argmax(axis=1)
     rows = np.arange(len(mask))
-    return float((np.log(P[:, :, -1]) - np.log(P[:, rows, first]) + Y[:, rows, first]).mean())
+    sinks = np.log(P[:, :, -1]) - np.log(P[:, rows, first]) + Y[:, rows, first]
+    return float(sinks.mean()) if np.ptp(sinks, axis=1).max() <= SAME * max(1.0, np.abs(sinks).max()) else None
 
 
 def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Iterable[int]) -> tuple[float, int] | None:

@@ -105,7 +105,8 @@ def attended(probabilities: np.ndarray) -> np.ndarray | None:
     One column more than tokens is that of a sink.
     """
     tokens = probabilities.shape[-2]
-    probabilities = probabilities[..., :tokens]
+    if probabilities.shape[-1] == tokens + 1:
+        probabilities = probabilities[..., :-1]
     if probabilities.shape[-2:] != (tokens, tokens):
         return None
     found = probabilities.reshape(-1, tokens, tokens) > 0

@@ -174,7 +174,7 @@ def branches_of(account: Account, stream: str | None = None) -> list[Branch]:
 
 
 def _summands(account: Account, link: Link) -> list[tuple[Node, float]]:
-    """What a branch adds with its factor; of branches of several kinds, whose sum is added, each of them."""
+    """The tensor that a branch adds, with its factor; or those of branches of several kinds, whose sum is added."""
     side = _side_of(account, link)
     branch, factor = link.sum.inputs[side], link.sum.factors[side]
     if " and " not in link.kind:

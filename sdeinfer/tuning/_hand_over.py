@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from sdeinfer._files import InputError
@@ -11,7 +12,7 @@ from sdeinfer.auditing._recipe import Declared
 from sdeinfer.blocks import Block, LatentAttention, SelfAttention
 from sdeinfer.blocks._attributes import unlike_blocks
 from sdeinfer.blocks._facts import BranchFacts
-from sdeinfer.blocks._gains import NormGain, gain_of_increment, gains_of_queries_and_keys
+from sdeinfer.blocks._gains import NormGain
 from sdeinfer.blocks._of import reader_of, stack_from, variance_of
 from sdeinfer.blocks._reader import StackReader
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
@@ -20,11 +21,15 @@ from sdeinfer.passes._models import made
 from sdeinfer.tuning._recipes import recipe_for
 
 
-def recipes_of(layer: AbstractLayer, *, width: int, depth: int) -> list[Recipe]:
-    """The recipe of each layer, one object if all are alike."""
+def recipes_of(
+    layer: AbstractLayer, *, width: int, depth: int, named: Mapping[str, Declared] | None = None
+) -> list[Recipe]:
+    """The recipe of each layer, one object if all are alike; with what is declared of parameters by their names."""
 
     def recipe(number: int) -> Recipe:
-        return recipe_for(blocks_of(layer.at((number + 0.5) / width)), name="the tuned network", source="si.tune")
+        blocks = blocks_of(layer.at((number + 0.5) / width))
+        rule = recipe_for(blocks, name="the tuned network", source="si.tune")
+        return rule if named is None else dataclasses.replace(rule, named=named.get)
 
     return [recipe(number) for number in range(depth)] if isinstance(layer, OverDepth) else [recipe(0)] * depth
 
@@ -45,14 +50,13 @@ def initialised(
     layer: AbstractLayer, model: Any, inputs: Any, *, width: int, depth: int, **settings: Any
 ) -> Initialised:
     """A model with the weights of tuned blocks, which are checked before; see `initialise`."""
-    recipes, blocks = recipes_of(layer, width=width, depth=depth), blocks_of(layer)
+    blocks, gains = blocks_of(layer), None
     network = made(model, settings.get("seed", 0))
     if settings.get("audited", True) or any(map(_has_gains, blocks.layers)):
         reader = reader_of(network, inputs)
         _require_blocks(blocks, stack_from(reader, variance_of(reader.account)))
         gains = gains_by_name(layer, reader, width=width)
-        by_recipe = {id(recipe): dataclasses.replace(recipe, named=gains.get) for recipe in recipes}
-        recipes = [by_recipe[id(recipe)] for recipe in recipes]
+    recipes = recipes_of(layer, width=width, depth=depth, named=gains)
     return initialise(
         network,
         recipes if len({*map(id, recipes)}) > 1 else recipes[0],
@@ -81,23 +85,18 @@ def _has_gains(block: AbstractLayer) -> bool:
 
 
 def gains_by_name(layer: AbstractLayer, reader: StackReader, *, width: int) -> dict[str, Declared]:
-    """What tuned blocks declare of the gains of norms inside of branches, by the names of a model's parameters."""
+    """The gains of norms inside of branches that tuned blocks declare, by the names of a model's parameters."""
     declared: dict[str, Declared] = {}
-    by_layer: dict[int, list[BranchFacts]] = {}
-    for facts in reader.facts:
-        by_layer.setdefault(facts.branch.link.layer, []).append(facts)
-    for number, branches in by_layer.items():
+    for number, branches in enumerate(reader.layers()):
         for block, facts in zip(blocks_of(layer.at((number + 0.5) / width)).layers, branches, strict=True):
             assert isinstance(block, Block)
             if block.output_norm is not None:
-                gain = gain_of_increment(reader.account, facts.branch)
+                gain = facts.gains["increment"]
                 declared |= _declared(reader.account, gain, float(block.output_gain) / gain.value, facts)
-            gains = gains_of_queries_and_keys(reader.account, facts.branch)
-            if gains is not None:
+            for gain in (facts.gains[side] for side in ("queries", "keys") if side in facts.gains):
                 # The temperature as it is, over that which is needed.
                 ratio = 1 / (facts.factors["logits"] * float(block.parameters()["temperature"]))
-                for gain in gains:
-                    declared |= _declared(reader.account, gain, math.sqrt(ratio), facts)
+                declared |= _declared(reader.account, gain, math.sqrt(ratio), facts)
     return declared
 
 

@@ -15,6 +15,7 @@ from helpers.internals import (
     factor_of_logits,
     network_of,
     norms_of_values,
+    sink_of,
     stack_of,
     text_of,
     unlike_blocks,
@@ -232,3 +233,18 @@ def test_values_show_activations_norms_and_masks():
     assert_agrees(factor_of_logits(P, 2 * logits, np.tri(4, dtype=bool)), 0.5)
     assert factor_of_logits(P, logits + np.arange(4), np.tri(4, dtype=bool)) is None
     assert attended(np.stack([P[0], P[1].T])) is None
+    one_more = np.concatenate([P, np.ones((*P.shape[:-1], 1))], axis=-1)
+    np.testing.assert_array_equal(attended(one_more), np.tri(4, dtype=bool))
+    assert attended(np.concatenate([one_more, one_more[..., -1:]], axis=-1)) is None
+
+
+def test_a_sink_has_one_logit_for_all_tokens():
+    rng = np.random.default_rng(1)
+    Y, mask = rng.standard_normal((2, 4, 4)), np.tri(4, dtype=bool)
+
+    def probabilities(sinks):
+        e = np.concatenate([np.exp(Y) * mask, np.exp(np.broadcast_to(sinks, (2, 4)))[..., None]], axis=-1)
+        return e / e.sum(-1, keepdims=True)
+
+    assert_agrees(sink_of(probabilities([[0.3], [0.5]]), Y, mask), 0.4)
+    assert sink_of(probabilities(rng.standard_normal((2, 4))), Y, mask) is None

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from scipy.special import ndtri
 
-from sdeinfer.blocks._branch import projected, uniform_nodes, wishart_factors
-from sdeinfer.blocks._law import MatrixMoments, fourth_moments
-from sdeinfer.covariance._matrix import square_of, vech
+from sdeinfer.blocks._branch import projected, split_nodes, wishart_factors
+from sdeinfer.blocks._law import MatrixMoments, fourth_moments, moments_of_draws
+from sdeinfer.covariance._matrix import vech
 
 if TYPE_CHECKING:
     from sdeinfer.blocks._attention import SelfAttention
@@ -48,22 +48,16 @@ def attention_nodes(attention: "SelfAttention", tokens: int, size: int, *, log2:
     rng = np.random.default_rng([seed, tokens, size])
     members = np.stack([rng.permutation(2**log2) for _ in range(groups)])
     others = p if attention.qk_norm == "all" and groups > 1 else 0
-    counts = np.array(
-        [
-            tokens * size if explicit else p,  # keys
-            shared * tokens * k,  # queries
-            tokens * size if gated else p,  # values
-            shared * tokens * size if gated else 0,  # gates
-            others,  # squares of the keys of other groups
-            others,  # those of their queries
-        ]
-    )
-    if counts.sum() > 16_384:  # SciPy's Sobol sequence ends at 21,201 dimensions
-        uniforms = rng.random((2**log2, counts.sum()))
-    else:
-        uniforms = uniform_nodes(int(counts.sum()), log2, seed)
-    keys, queries, values, gates, *squares = np.split(uniforms, np.cumsum(counts)[:-1], axis=1)
-    count, freedoms = len(uniforms), ((groups - 1) * size, (groups - 1) * shared * size)
+    dimensions = [
+        tokens * size if explicit else p,  # keys
+        shared * tokens * k,  # queries
+        tokens * size if gated else p,  # values
+        shared * tokens * size if gated else 0,  # gates
+        others,  # squares of the keys of other groups
+        others,  # those of their queries
+    ]
+    keys, queries, values, gates, *squares = split_nodes(dimensions, log2, seed, rng)
+    count, freedoms = 2**log2, ((groups - 1) * size, (groups - 1) * shared * size)
     pairs = zip(squares, freedoms, strict=True)
     other_keys, other_queries = (wishart_factors(x, tokens, nu) if others else None for x, nu in pairs)
     return AttentionNodes(
@@ -102,16 +96,12 @@ class AttentionParts:
             s = self._gates()
             of_gates = jnp.einsum("rhak,rhbk->ab", s, s) / math.prod(s[..., 0, :].shape)
             mean = jnp.einsum("rhai,rhbi->ab", h, h) / (shared * count) * of_gates
-            part = vech(self.draws())
-            centred = part - part.mean(0)
-            return MatrixMoments(mean, centred.T @ centred / (count * groups))
+            return MatrixMoments(mean, moments_of_draws(vech(self.draws())).covariance / groups)
         # P is A_h G A_h′ᵀ for two heads of a group; S has the mean of those with h = h′ given the softmax.
         P = jnp.einsum("rhai,rgbi->rhgab", h, h)
-        part = vech(jnp.einsum("rhhab->rab", P) / shared)
-        mean = part.mean(0)
-        centred = part - mean
+        mean, covariance = moments_of_draws(vech(jnp.einsum("rhhab->rab", P) / shared))
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (shared**2 * self.size)
-        return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / (count * groups))
+        return MatrixMoments(mean, (covariance + of_values / count) / groups)
 
     def draws(self) -> Float[Array, "nodes m m"]:
         """S of one group, with values drawn."""

@@ -6,6 +6,7 @@ Tests: `tests/blocks/test_law.py`.
 import abc
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -115,6 +116,22 @@ def check_bias(bias: float) -> None:
     """Raise an InputError for a negative variance."""
     if not (isinstance(bias, int | float) and 0 <= bias < np.inf):
         raise InputError(f"bias: the variance of the biases must not be negative, got {shown(bias)}")
+
+
+MOST_DIMENSIONS = 16_384
+"""Dimensions beyond which nodes are random: SciPy's Sobol sequence ends at 21,201."""
+
+
+def split_nodes(
+    dimensions: Sequence[int], log2: int, seed: int, rng: np.random.Generator
+) -> list[Float[np.ndarray, "nodes dimension"]]:
+    """Uniform numbers of 2^`log2` nodes in several parts, quasi-random unless they are of too many dimensions."""
+    dimension = int(sum(dimensions))
+    if dimension > MOST_DIMENSIONS:
+        uniforms = rng.random((2**log2, dimension))
+    else:
+        uniforms = uniform_nodes(dimension, log2, seed)
+    return np.split(uniforms, np.cumsum(dimensions)[:-1], axis=1)
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,11 +13,11 @@ from scipy.special import ndtri
 
 from sdeinfer._arguments import at_least_one, shown
 from sdeinfer._files import InputError
-from sdeinfer.blocks._branch import GAIN, AbstractBranch, projected, projection, uniform_nodes
-from sdeinfer.blocks._law import LogMoments, MatrixMoments, log_moments, sampled_log_moments
+from sdeinfer.blocks._branch import GAIN, AbstractBranch, projected, projection, split_nodes
+from sdeinfer.blocks._law import LogMoments, MatrixMoments, log_moments, moments_of_draws, sampled_log_moments
 from sdeinfer.blocks._mlp import MLP
 from sdeinfer.covariance._batched import matmul
-from sdeinfer.covariance._matrix import pairs, square_of, vech
+from sdeinfer.covariance._matrix import pairs, vech
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import factor
 from sdeinfer.parameters import Parameter
@@ -79,7 +79,8 @@ class Experts(AbstractBranch):
                 raise InputError(f"{name}: a positive number is needed, got {shown(value)}")
         if not (isinstance(self.shared, int | float) and 0 <= self.shared < np.inf):
             raise InputError(f"shared: a number of at least 0 is needed, got {shown(self.shared)}")
-        assert self.expert
+        # They check their own sizes.
+        _ = self.expert, self.shared_expert
 
     @property
     def expert(self) -> MLP:
@@ -131,21 +132,15 @@ class Experts(AbstractBranch):
     def nodes(self, tokens: int, width: int, *, log2: int, seed: int = 0) -> ExpertNodes:
         """Normals of the router and of one hidden unit."""
         del width
-        count = tokens * (1 + self.experts)
-        if count > 16_384:  # SciPy's Sobol sequence ends at 21,201 dimensions
-            uniforms = np.random.default_rng([seed, tokens]).random((2**log2, count))
-        else:
-            uniforms = uniform_nodes(count, log2, seed)
-        normals = ndtri(uniforms)
-        return ExpertNodes(normals[:, tokens:].reshape(-1, tokens, self.experts), normals[:, :tokens])
+        rng = np.random.default_rng([seed, tokens])
+        units, logits = map(ndtri, split_nodes([tokens, tokens * self.experts], log2, seed, rng))
+        return ExpertNodes(logits.reshape(-1, tokens, self.experts), units)
 
     def moments(self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int) -> MatrixMoments:
         """Means over choices of the router; given a choice, the mean is M ∘ K with M = Σ_e p_e p_eᵀ."""
         means, within = self._given_choices(V, nodes, width)
-        part = vech(means)
-        mean = part.mean(0)
-        centred = part - mean
-        return MatrixMoments(mean[square_of(len(V))], centred.T @ centred / len(part) + within)
+        mean, covariance = moments_of_draws(vech(means))
+        return MatrixMoments(mean, covariance + within)
 
     def hidden_logarithm(
         self,

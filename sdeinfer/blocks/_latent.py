@@ -12,13 +12,13 @@ from scipy.special import ndtri
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
-from sdeinfer.blocks._branch import GAIN, AbstractBranch, projection, uniform_nodes, wishart_factors
-from sdeinfer.blocks._law import MatrixMoments, fourth_moments
+from sdeinfer.blocks._branch import GAIN, AbstractBranch, projection, split_nodes, wishart_factors
+from sdeinfer.blocks._law import MatrixMoments, fourth_moments, moments_of_draws
 from sdeinfer.blocks._logits import Rotation, Softmax, is_even, plain_products, require_base, rotated_products
 from sdeinfer.blocks._norms import normalised_covariance, normalised_tokens
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
-from sdeinfer.covariance._matrix import square_of, vech
+from sdeinfer.covariance._matrix import vech
 from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import factor, wishart_draws, wishart_factor
@@ -175,13 +175,10 @@ class LatentAttention(AbstractBranch):
         """Random numbers of all heads of 2^`log2` networks."""
         del width
         heads, p, size = self.heads, tokens * (tokens + 1) // 2, tokens * self.rotated_size
-        counts = np.array([p, p, size, heads * p, heads * tokens**2, heads * size, heads * p])
-        if counts.sum() > 16_384:  # SciPy's Sobol sequence ends at 21,201 dimensions
-            uniforms = np.random.default_rng([seed, tokens]).random((2**log2, counts.sum()))
-        else:
-            uniforms = uniform_nodes(int(counts.sum()), log2, seed)
-        of_keys, of_queries, shared, keys, queries, rotated, values = np.split(uniforms, np.cumsum(counts)[:-1], axis=1)
-        count = len(uniforms)
+        dimensions = [p, p, size, heads * p, heads * tokens**2, heads * size, heads * p]
+        parts = split_nodes(dimensions, log2, seed, np.random.default_rng([seed, tokens]))
+        of_keys, of_queries, shared, keys, queries, rotated, values = parts
+        count = 2**log2
 
         def factors(uniforms: np.ndarray, freedom: int) -> Float[np.ndarray, "nodes heads m m"]:
             return wishart_factors(uniforms.reshape(-1, p), tokens, freedom).reshape(count, -1, tokens, tokens)
@@ -201,11 +198,9 @@ class LatentAttention(AbstractBranch):
         del width
         h, tokens = self._weighted_factors(V, nodes), len(V)
         P = jnp.einsum("rhai,rhbi->rhab", h, h)
-        part = vech(P.mean(1))
-        mean = part.mean(0)
-        centred = part - mean
+        mean, covariance = moments_of_draws(vech(P.mean(1)))
         of_values = fourth_moments(P.reshape(-1, tokens, tokens)) / (self.heads**2 * self._value_size)
-        return MatrixMoments(mean[square_of(tokens)], (centred.T @ centred + of_values) / len(P))
+        return MatrixMoments(mean, covariance + of_values / len(P))
 
     def hidden_draws(
         self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int

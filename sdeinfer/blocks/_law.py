@@ -26,6 +26,13 @@ class MatrixMoments(NamedTuple):
     covariance: Float[Array, "p p"]
 
 
+def moments_of_draws(packed: Float[Array, "draws p"]) -> MatrixMoments:
+    """The mean and the covariance of draws of a symmetric matrix, packed by `vech`."""
+    mean = packed.mean(0)
+    centred = packed - mean
+    return MatrixMoments(mean[square_of(tokens_of(len(mean)))], centred.T @ centred / len(packed))
+
+
 def fourth_moments(P: Float[Array, "parts m m"]) -> Float[Array, "p p"]:
     """The sum over parts of P_ac P_bd + P_ad P_bc for entries ab and cd, as of products of normals (Isserlis)."""
     m = P.shape[-1]

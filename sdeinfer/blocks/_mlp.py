@@ -15,9 +15,9 @@ from scipy.special import ndtri
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import GAIN, AbstractBranch, check_bias, projected, projection, uniform_nodes
-from sdeinfer.blocks._law import MatrixMoments, fourth_moments
+from sdeinfer.blocks._law import MatrixMoments, fourth_moments, moments_of_draws
 from sdeinfer.covariance._batched import gram, matmul, total
-from sdeinfer.covariance._matrix import pairs, square_of, vech
+from sdeinfer.covariance._matrix import pairs, vech
 from sdeinfer.layers._keys import NetworkKeys
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE, factor
 from sdeinfer.parameters import Parameter
@@ -132,16 +132,16 @@ class MLP(AbstractBranch):
         phi = jax.lax.optimization_barrier(activation_of(self.activation)(nodes @ L.T))
         if self.gated:
             M = phi[:, :, None] * L
-            N = self.offset**2 * phi[:, :, None] * phi[:, None, :]
-            second = M @ M.mT + N
-            part, of_gates = vech(second), fourth_moments(second) - fourth_moments(N)
+            P = M @ M.mT
+            part, of_gates = vech(P), fourth_moments(P)
+            if self.offset:
+                N = self.offset**2 * phi[:, :, None] * phi[:, None, :]
+                part, of_gates = vech(P + N), fourth_moments(P + N) - fourth_moments(N)
         else:
             a, b = pairs(tokens)
             part, of_gates = phi[:, a] * phi[:, b], 0.0
-        mean = part.mean(0)
-        centred = part - mean
-        covariance = (centred.T @ centred + of_gates) / (count * self.units(width))
-        return MatrixMoments(mean[square_of(tokens)], covariance)
+        mean, covariance = moments_of_draws(part)
+        return MatrixMoments(mean, (covariance + of_gates / count) / self.units(width))
 
     def _features(self, z: Array, gate: Array | None = None) -> Array:
         phi = activation_of(self.activation)(z)

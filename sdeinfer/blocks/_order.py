@@ -8,7 +8,6 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import STRENGTH, Block
 from sdeinfer.blocks._latent import LatentAttention
-from sdeinfer.blocks._parallel import Parallel
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, Stack
@@ -26,13 +25,11 @@ class BlockOrder:
         blocks: the blocks of one layer.
         names: their names.
         part: the number of the block of each branch.
-        beside: whether the blocks of a layer are beside each other.
     """
 
     blocks: tuple[Block, ...]
     names: tuple[str, ...]
     part: tuple[int, ...]
-    beside: bool = False
 
     @property
     def name(self) -> str:
@@ -83,7 +80,7 @@ class BlockOrder:
         if len(blocks) < len(layers):
             raise InputError("architecture: a si.blocks.Block, or a si.Stack of blocks, is needed for increments")
         names = layer.names if isinstance(layer, Stack) else (layer.part_name,)
-        return cls(blocks, names, tuple(range(len(blocks))) * depth, isinstance(layer, Parallel))
+        return cls(blocks, names, tuple(range(len(blocks))) * depth)
 
     @classmethod
     def of_network(cls, layer: AbstractLayer, *, tokens: int, width: int, depth: int) -> "BlockOrder":

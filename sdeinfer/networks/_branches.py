@@ -9,6 +9,7 @@ import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from sdeinfer._arguments import at_least_one, checked
+from sdeinfer.blocks import Parallel
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.layers import AbstractLayer
@@ -71,15 +72,19 @@ def _increments(
     key_start, key_layers = jr.split(key)
 
     def one_layer(X: Array, number: Array) -> tuple[Array, tuple[list[Array], list[Array]]]:
-        order = BlockOrder.of(layer.at(layer_time(number, width, V0.dtype)), depth=1)
-        read, added, state = [], [], X
-        for block, own in zip(order.blocks, jr.split(jr.fold_in(key_layers, number), len(order.blocks)), strict=True):
-            read.append(block.read(X if order.beside else state))
+        of_depth = layer.at(layer_time(number, width, V0.dtype))
+        blocks = BlockOrder.of(of_depth, depth=1).blocks
+        keys = jr.split(jr.fold_in(key_layers, number), len(blocks))
+        if isinstance(of_depth, Parallel):
+            read = [block.read(X) for block in blocks]
+            added = [block.increment(U, key=own) for block, U, own in zip(blocks, read, keys, strict=True)]
+            return of_depth.with_increments(X, added), (read, added)
+        read, added = [], []
+        for block, own in zip(blocks, keys, strict=True):
+            read.append(block.read(X))
             added.append(block.increment(read[-1], key=own))
-            state = block.with_increment(state, added[-1])
-        if order.beside:
-            state = order.blocks[0].skip * X + sum(added)
-        return state, (read, added)
+            X = block.with_increment(X, added[-1])
+        return X, (read, added)
 
     X = tokens_with_covariance(V0, width=width, key=key_start)
     _, (read, added) = jax.lax.scan(one_layer, X, jnp.arange(depth))

@@ -283,6 +283,7 @@ MUTATIONS = (
     Mutation("blocks: softmax of the chosen experts", "blocks/_experts.py", "jnp.where(largest, logits, -jnp.inf)", "logits", TODAY),
     Mutation("blocks: units of shared experts", "blocks/_experts.py", "means + ratio * of_shared.mean", "means + of_shared.mean", TODAY),
     Mutation("blocks: moments of an offset", "blocks/_mlp.py", "fourth_moments(P + N) - fourth_moments(N)", "fourth_moments(P + N)", TODAY),
+    Mutation("blocks: evidence for another block", "blocks/_alternatives.py", "_log_density(increments, other) - own", "_log_density(increments, other)", "tests/blocks/test_alternatives.py::test_evidence_is_the_integral_over_strengths"),
     Mutation("blocks: norm after a branch", "blocks/_block.py", "jnp.square(parts.inside) + jnp.square(parts.outside)", "jnp.square(parts.inside)", "tests/blocks/test_block.py::test_a_norm_after_the_branch_leaves_the_angle_of_an_increment"),
     Mutation("blocks: branches beside each other", "blocks/_parallel.py", "functools.reduce(operator.add, S)", "S[0]", "tests/blocks/test_block.py::test_blocks_beside_each_other_read_one_norm_and_add"),
     Mutation("blocks of a model: strength", "blocks/_sizes.py", "math.sqrt(sizes.last_square * of_linear / float(branch.gain))", "math.sqrt(sizes.last_square)", "tests/blocks/test_of.py"),

@@ -29,6 +29,7 @@ from sdeinfer.blocks._logits import (
     Rotation,
     Softmax,
     is_even,
+    other_masks,
     plain_products,
     require_base,
     rotated_products,
@@ -105,6 +106,23 @@ class SelfAttention(AbstractBranch):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise InputError(f"{name}: a positive number is needed, got {shown(value)}")
+
+    def alternatives(self, width: int) -> dict[str, AbstractBranch]:
+        """Other norms, factors and masks; and attention without its cap, sink, gate or rotations."""
+        root = math.sqrt(self._head_size(width))
+        changes = {
+            "queries and keys have no norms": {"qk_norm": None},
+            "queries and keys of each head have norms": {"qk_norm": "head"},
+            "queries and keys of all heads together have norms": {"qk_norm": "all"},
+            "logits have no factor 1/√d_k": {"temperature": self.temperature / root},
+            "logits have the factor 1/√d_k twice": {"temperature": self.temperature * root},
+            "logits have no cap": {"cap": None},
+            "the softmax has no sink": {"sink": None},
+            "outputs of heads have no gate": {"gate": None},
+            "queries and keys are not rotated": {"rope": None, "rope_size": None},
+            "all features of queries and keys are rotated": {"rope_size": None},
+        }
+        return self.with_changes(changes | other_masks(self.pattern))
 
     @property
     def groups(self) -> int:

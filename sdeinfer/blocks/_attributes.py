@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._experts import Experts
 from sdeinfer.blocks._latent import LatentAttention
 from sdeinfer.blocks._mlp import MLP
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.blocks._parallel import Parallel
 from sdeinfer.covariance import Pattern
 from sdeinfer.layers import Stack
 
 BRANCHES = {"attention": SelfAttention, "latent attention": LatentAttention, "mlp": MLP, "experts": Experts}
 """Types of branches by their names in files."""
+
+BLOCKS = "blocks"
+"""The attribute of a Dataset of branches that holds its blocks as text."""
 
 
 def text_of(stack: Stack) -> str:
@@ -27,6 +32,16 @@ def text_of(stack: Stack) -> str:
         assert isinstance(block, Block)
         blocks.append(_fields(block) | {"branch": {"kind": name_of(block), **_fields(block.branch)}})
     return json.dumps({"beside each other": blocks} if isinstance(stack, Parallel) else blocks)
+
+
+def attributes_of_blocks(order: BlockOrder) -> dict[str, str]:
+    """The blocks as an attribute; none for branches and activations of one's own, which text does not hold."""
+    if not all(isinstance(block.branch, tuple(BRANCHES.values())) for block in order.blocks):
+        return {}
+    try:
+        return {BLOCKS: text_of(Stack(order.blocks))}
+    except TypeError:
+        return {}
 
 
 def name_of(block: Block) -> str:
@@ -47,6 +62,11 @@ def stack_of(text: str, pattern: Pattern) -> Stack:
         return Stack(tuple(_block(block, pattern) for block in given))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"blocks: the attribute does not describe blocks ({error})") from error
+
+
+def stack_in(attrs: Mapping[Any, Any]) -> Stack:
+    """The blocks of a Dataset's attributes, which hold them."""
+    return stack_of(str(attrs[BLOCKS]), Pattern.in_attributes(attrs))
 
 
 def _block(given: dict[str, Any], pattern: Pattern) -> Block:

@@ -6,7 +6,7 @@ Tests: `tests/blocks/test_law.py`.
 import abc
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -90,6 +90,19 @@ class AbstractBranch(eqx.Module):
     @abc.abstractmethod
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width that the branch does not support."""
+
+    def alternatives(self, width: int) -> "dict[str, AbstractBranch]":
+        """Branches that a network may have by mistake in place of this one, by what is other; `check` compares them."""
+        del width
+        return {}
+
+    def with_changes(self, changes: Mapping[str, Mapping[str, Any]]) -> "dict[str, AbstractBranch]":
+        """The branch with other values of some fields, for each of the keys of `changes` that changes anything."""
+        return {
+            words: dataclasses.replace(self, **fields)
+            for words, fields in changes.items()
+            if any(getattr(self, name) != value for name, value in fields.items())
+        }
 
     def declared(self) -> dict[str, Parameter]:
         """The branch's parameters by name."""

@@ -39,15 +39,20 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
 
 
 def branch_coefficients(
-    data: xr.Dataset, order: BlockOrder, *, log2: int | None = None, seed: int = 0
+    data: xr.Dataset,
+    order: BlockOrder,
+    *,
+    log_factors: Float[np.ndarray, " grid"] = LOG_FACTORS,
+    log2: int | None = None,
+    seed: int = 0,
 ) -> Float[np.ndarray, "networks branches grid 4"]:
-    """Log densities of the increments as polynomials in log g², at each of `LOG_FACTORS`; see `in_factor`."""
-    found = np.empty((data.sizes["network"], data.sizes["branch"], len(LOG_FACTORS), 4))
+    """Log densities of the increments as polynomials in log g², at each of the factors; see `in_factor`."""
+    found = np.empty((data.sizes["network"], data.sizes["branch"], len(log_factors), 4))
 
     def fill(here: Reading) -> None:
         D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
         with jax.enable_x64(True):  # noqa: FBT003
-            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, LOG_FACTORS, jnp.asarray(here.width))
+            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, log_factors, jnp.asarray(here.width))
         found[here.network, here.branch] = table
 
     over_readings(fill, list(readings(data, order)))

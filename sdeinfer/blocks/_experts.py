@@ -82,6 +82,14 @@ class Experts(AbstractBranch):
         # They check their own sizes.
         _ = self.expert, self.shared_expert
 
+    def alternatives(self, width: int) -> dict[str, AbstractBranch]:
+        """Other scores and numbers of experts, no shared ones, and other units."""
+        del width
+        of_scores = {"chosen": "a softmax over the chosen experts", "all": "a softmax over all", "sigmoid": "sigmoids"}
+        changes = {f"weights of experts are by {words}": {"scores": scores} for scores, words in of_scores.items()}
+        changes |= {"tokens choose one expert": {"chosen": 1}, "there are no shared experts": {"shared": 0.0}}
+        return self.with_changes(changes | self.expert.changes())
+
     @property
     def expert(self) -> MLP:
         """One expert."""

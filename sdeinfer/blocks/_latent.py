@@ -1,5 +1,6 @@
 """Latent attention: queries, keys and values of compressed tokens (DeepSeek). Tests: `tests/blocks/test_law.py`."""
 
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -14,7 +15,15 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._branch import GAIN, AbstractBranch, projection, split_nodes, wishart_factors
 from sdeinfer.blocks._law import MatrixMoments, fourth_moments, moments_of_draws
-from sdeinfer.blocks._logits import Rotation, Softmax, is_even, plain_products, require_base, rotated_products
+from sdeinfer.blocks._logits import (
+    Rotation,
+    Softmax,
+    is_even,
+    other_masks,
+    plain_products,
+    require_base,
+    rotated_products,
+)
 from sdeinfer.blocks._norms import normalised_covariance, normalised_tokens
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
@@ -90,6 +99,17 @@ class LatentAttention(AbstractBranch):
             raise InputError(f"rotated_size: an even number is needed, got {shown(self.rotated_size)}")
         require_base(self.rope)
         require_pattern(self.pattern)
+
+    def alternatives(self, width: int) -> dict[str, AbstractBranch]:
+        """Other factors of the logits and masks."""
+        del width
+        size = self.head_size + self.rotated_size
+        changes = {
+            "logits have no factor 1/√(d_k + r)": {"temperature": self.temperature / math.sqrt(size)},
+            "logits have the factor 1/√(d_k + r) twice": {"temperature": self.temperature * math.sqrt(size)},
+            "logits have a factor 1/√d_k": {"temperature": self.temperature * math.sqrt(self.head_size / size)},
+        }
+        return self.with_changes(changes | other_masks(self.pattern))
 
     @property
     def groups(self) -> int:

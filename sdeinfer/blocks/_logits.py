@@ -34,6 +34,14 @@ def is_even(size: Any) -> bool:
     return isinstance(size, int) and size >= 2 and size % 2 == 0
 
 
+def other_masks(pattern: Pattern) -> dict[str, dict[str, Pattern]]:
+    """The field of a branch with the other mask of tokens in their order, by its words; none for a mask of its own."""
+    if pattern.rows:
+        return {}
+    words = "tokens attend to later ones too" if pattern.causal else "tokens do not attend to later ones"
+    return {words: {"pattern": dataclasses.replace(pattern, causal=not pattern.causal)}}
+
+
 @dataclasses.dataclass(frozen=True)
 class Softmax:
     """Probabilities of attention from q kᵀ.

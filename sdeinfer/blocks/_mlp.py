@@ -76,6 +76,20 @@ class MLP(AbstractBranch):
         if not (isinstance(self.offset, int | float) and math.isfinite(self.offset)):
             raise InputError(f"offset: a number is needed, got {shown(self.offset)}")
 
+    def alternatives(self, width: int) -> dict[str, AbstractBranch]:
+        """Other activations, and units with a gate or without."""
+        del width
+        return self.with_changes(self.changes())
+
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """Fields of units that code may have by mistake, by what is other."""
+        of_activation = {f"the activation is {name}": {"activation": name} for name in ("relu", "gelu", "silu")}
+        of_gates = {
+            "units have no gate" if self.gated else "units have a gate": {"gated": not self.gated, "offset": 0.0},
+            "gates have no offset": {"offset": 0.0},
+        }
+        return of_activation | of_gates
+
     def check_width(self, width: int) -> None:
         """Raise an InputError for a width of less than one hidden unit."""
         if self.units(width) < 1:

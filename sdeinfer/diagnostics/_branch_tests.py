@@ -8,10 +8,22 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
+from sdeinfer.blocks._alternatives import evidence_of_others
+from sdeinfer.blocks._attributes import BLOCKS, stack_in
 from sdeinfer.blocks._coefficients import interpolated
 from sdeinfer.blocks._information import scale_free
+from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
-from sdeinfer.diagnostics._thresholds import ALIKE, CHI_SQUARES, CORRELATED, KURTOSIS, LEVEL, RESHAPED, UNNORMED
+from sdeinfer.diagnostics._thresholds import (
+    ALIKE,
+    CHI_SQUARES,
+    CORRELATED,
+    EVIDENCE,
+    KURTOSIS,
+    LEVEL,
+    RESHAPED,
+    UNNORMED,
+)
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 
 OF_OTHERS = "share of an increment in another branch's"
@@ -52,14 +64,17 @@ class BranchTests:
 
     def verdicts(self) -> list[Verdict]:
         """All tests, causes before consequences."""
-        return [
-            *self.norms(),
-            *self.independence(),
-            self.tails(),
-            *self.shapes(),
-            *([] if self.by_layer else [self.layers()]),
-            self.spread(),
-        ]
+        of_increments = [*self.norms(), *self.independence(), self.tails()]
+        of_shapes, of_layers, of_spread = self.shapes(), [] if self.by_layer else [self.layers()], self.spread()
+        of_blocks = [*of_shapes, *of_layers, of_spread]
+        failed = not all(verdict.passed for verdict in [*of_shapes, of_spread])
+        if not failed or not all(verdict.passed for verdict in of_increments):
+            return [*of_increments, *of_blocks]
+        others, gains = self.alternatives(), [gain for *_, gain in self._profiles]
+        # Another temperature explains as much as a missing factor of the logits does.
+        if others and others[0].value <= max(gains, default=0.0):
+            return [*of_increments, *of_shapes, *others, *of_layers, of_spread]
+        return [*of_increments, *others, *of_blocks]
 
     def norms(self) -> list[Verdict]:
         """Mean squares of what branches read after a norm."""
@@ -150,6 +165,23 @@ class BranchTests:
             found.append(at_most("calibrated", f"ratio of {name} to the assumed one", value, RESHAPED, advice))
         return found
 
+    def alternatives(self) -> list[Verdict]:
+        """The block, other than the declared one, that the increments prefer most; none where blocks are not known."""
+        if BLOCKS not in self.data.attrs:
+            return []
+        order = BlockOrder.of_data(stack_in(self.data.attrs), self.data)
+        evidence = {
+            (name, words): value
+            for name in self.names
+            for words, value in evidence_of_others(self.data, order, name, self._log_factor(name)).items()
+        }
+        (name, words), value = max(evidence.items(), key=lambda item: item[1], default=(("", ""), 0.0))
+        advice = (
+            f"{name}: a block where {words} fits better, by a log evidence of {value:.2g}: check the code, or "
+            "declare that block"
+        )
+        return [at_most("architecture", "evidence for another block", max(value, 0.0), EVIDENCE, advice)]
+
     def unconfirmed(self) -> list[str]:
         """The assumed gains and temperatures of which twice or half the value is as likely."""
         found = []
@@ -218,9 +250,15 @@ class BranchTests:
 
     def _at_values(self, name: str) -> Float[np.ndarray, "networks branches 4"]:
         """Coefficients at the block's gain or temperature."""
-        for own, value in self.values.items():
-            part, _, parameter = own.rpartition(".")
-            if part == name and own in self.declared and parameter != "strength":
-                log_factor = float(np.log(value / self.declared[own]))
-                return np.asarray(interpolated(self.coefficients, log_factor))
-        return self.coefficients[:, :, self.at_one]
+        log_factor = self._log_factor(name)
+        if not log_factor:
+            return self.coefficients[:, :, self.at_one]
+        return np.asarray(interpolated(self.coefficients, log_factor))
+
+    def _log_factor(self, name: str) -> float:
+        """Logarithm of the block's gain or temperature over the declared one; 0 if it was not fitted."""
+        for parameter, value in self.values.items():
+            block, _, shape = parameter.rpartition(".")
+            if block == name and parameter in self.declared and shape != "strength":
+                return float(np.log(value / self.declared[parameter]))
+        return 0.0

@@ -48,8 +48,9 @@ def check(
     - true: each parameter against the truth, if known.
 
     Of increments of residual branches, calibrated means: norms, independence of what is read and of other branches,
-    fourth moments, assumed gains and temperatures, strengths of layers against each other, and χ². Of tokens: score
-    tests of their law.
+    fourth moments, assumed gains and temperatures, strengths of layers against each other, and χ². Where gains,
+    temperatures or χ² fail, the verdict "evidence for another block" names what the network may have in place of the
+    declared block: another norm, factor or mask (`AbstractBranch.alternatives`). Of tokens: score tests of their law.
 
     Arguments:
         post: the result of `fit`.

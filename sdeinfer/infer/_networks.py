@@ -16,7 +16,7 @@ import xarray as xr
 from jaxtyping import Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks._attributes import stack_of
+from sdeinfer.blocks._attributes import BLOCKS, attributes_of_blocks, stack_in
 from sdeinfer.blocks._coefficients import labelled
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
@@ -53,7 +53,7 @@ from sdeinfer.likelihood._statistics import NODES, Estimates, PathStatistics, bl
 from sdeinfer.likelihood._transitions import Path, observed_path
 from sdeinfer.observation import validate_branches
 from sdeinfer.observation._dataset import groups_of
-from sdeinfer.observation._networks import BLOCKS, MEASURED, NO_BLOCKS
+from sdeinfer.observation._networks import MEASURED, NO_BLOCKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +283,8 @@ class Branches(AbstractProblem):
         del labels
         path, order = prepared.each, self.order
         return {
-            **{name: value for name, value in data.attrs.items() if name != MEASURED},
+            **{name: value for name, value in data.attrs.items() if name not in (MEASURED, BLOCKS)},
+            **attributes_of_blocks(order),
             **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
             **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
             "model": self.model.name,
@@ -314,5 +315,4 @@ def _blocks_in(data: xr.Dataset) -> AbstractLayer | None:
     """The blocks that a Dataset describes; None without a description."""
     if NO_BLOCKS in data.attrs:
         raise InputError(f"architecture: no blocks describe the network ({data.attrs[NO_BLOCKS]}): give its si.Stack")
-    text = data.attrs.get(BLOCKS)
-    return None if text is None else stack_of(str(text), Pattern.in_attributes(data.attrs))
+    return stack_in(data.attrs) if BLOCKS in data.attrs else None

@@ -15,7 +15,7 @@ import xarray as xr
 from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar
-from sdeinfer.blocks._attributes import text_of
+from sdeinfer.blocks._attributes import BLOCKS, text_of
 from sdeinfer.blocks._of import stack_from, variance_of
 from sdeinfer.blocks._reader import StackReader
 from sdeinfer.blocks._values import pattern_of
@@ -30,8 +30,8 @@ from sdeinfer.passes._passes import Passes
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Branch, Taps, branches_of, in_rows, products_in_turn, states_of
 
-BLOCKS, NO_BLOCKS, MEASURED = "blocks", "no_blocks", "measured"
-"""Attributes of a Dataset of branches: its blocks as text, or why there are none; and whether weights were measured."""
+NO_BLOCKS, MEASURED = "no_blocks", "measured"
+"""Attributes of a Dataset of branches: why it has no blocks, and whether weights were measured."""
 
 
 type States = tuple[list[Node], Callable[[Any], Any]]

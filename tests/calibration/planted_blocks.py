@@ -36,6 +36,21 @@ FAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 """The declared branch, and what the networks have in its place."""
 
+NAMED_AS = {
+    "norms of queries and keys left out": "queries and keys have no norms",
+    "no 1/√d_k after norms": "logits have no factor 1/√d_k",
+    "no mask": "tokens attend to later ones too",
+    "cap left out": "logits have no cap",
+    "sink left out": "the softmax has no sink",
+    "a temperature of √d_k over both parts of keys": "logits have the factor 1/√(d_k + r) twice",
+    "softmax before the choice": "weights of experts are by a softmax over all",
+    "one expert in place of two": "tokens choose one expert",
+    "shared expert left out": "there are no shared experts",
+    "activation relu in place of silu": "the activation is relu",
+    "gate left out": "units have no gate",
+}
+"""Words of `check` for a fault, where it compares a block that has it."""
+
 
 def judged(name: str, seed: int) -> dict[str, Any]:
     """The verdict on one network, from one prompt."""
@@ -49,7 +64,9 @@ def judged(name: str, seed: int) -> dict[str, Any]:
     check = si.check(post)
     failed = [verdict.name for verdict in check.verdicts if not verdict.passed and verdict.topic != "identified"]
     notes = [note for note in check.notes if "times the declared" in note]
-    return {"name": name, "seed": seed, "failed": failed, "declared": notes}
+    words = next((verdict.advice for verdict in check.verdicts if verdict.name == "evidence for another block"), "")
+    named = name in NAMED_AS and NAMED_AS[name] in words
+    return {"name": name, "seed": seed, "failed": failed, "declared": notes, "named": named}
 
 
 def _layer(branch: Any) -> si.Stack:

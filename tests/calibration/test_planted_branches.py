@@ -49,7 +49,9 @@ def test_what_is_wrong_with_blocks_of_today_is_found(kept_results, record):
     for name in names:
         causes = collections.Counter(cause for r in results if r["name"] == name for cause in r["failed"][:1])
         print(f"{name:50} {seen[name]} of {SEEDS}: {dict(causes)}")
-    record("planted_blocks", {name: [str(seen[name])] for name in names})
+    named = collections.Counter(result["name"] for result in results if result["named"])
+    counts = {name: str(named[name]) if name in planted_blocks.NAMED_AS else "" for name in names}
+    record("planted_blocks", {name: [str(seen[name]), counts[name]] for name in names})
     right = [name for name in names if name.startswith("right")]
     assert sum(seen[name] for name in right) <= 0.04 * len(right) * SEEDS
     assert sum(seen[name] >= LEAST_NAMED * SEEDS for name in names if name not in right) >= 8

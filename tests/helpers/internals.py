@@ -9,6 +9,7 @@ from sdeinfer._threads import in_threads
 from sdeinfer.auditing._law import Law, copies, law_of, repeated_slices
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio
+from sdeinfer.blocks._alternatives import evidence_of_others
 from sdeinfer.blocks._attributes import stack_of, text_of, unlike_blocks
 from sdeinfer.blocks._coefficients import (
     LOG_FACTORS,

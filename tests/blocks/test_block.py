@@ -102,12 +102,6 @@ def test_chain_has_the_moments_of_the_weights(key):
     assert_same_moments(by_both(LAYER, width=32, depth=3, networks=1_024, key=key))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TODAY)
-def test_chain_of_blocks_of_today_has_the_moments_of_the_weights(name, key):
-    assert_same_moments(by_both(TODAY[name], width=32, depth=3, networks=1_024, key=key))
-
-
 def assert_same_moments(both) -> None:
     for chain, weights in zip(*map(terms_of_moments, both), strict=True):
         (estimate, error), (expected, other) = mean_and_error(chain), mean_and_error(weights)

@@ -51,7 +51,7 @@ def test_layers_have_the_parameters_of_their_middle(key):
     assert np.abs(again[:, 3] - same[:, 3]).max() > 0.01
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["chain", "weights"])
 def test_networks_agree_with_paths(method, key):
     layer = si.OverDepth(LAYERS["transformer"](), gamma=line(0.1, 0.6))
@@ -62,7 +62,7 @@ def test_networks_agree_with_paths(method, key):
         assert_same_distribution(statistic(networks), statistic(np.asarray(V)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_derivatives_by_a_profile_are_those_of_differences(key):
     """First ones backwards, and second ones, forwards over backwards."""
     layer, direction = LAYERS["transformer"](), jnp.array([0.6, -0.8])

@@ -96,7 +96,7 @@ def test_one_layer_for_each_network_is_the_density_of_each():
     np.testing.assert_allclose(density(layers, path), each, rtol=1e-10)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", *PATTERNS])
 @pytest.mark.parametrize("law", LAWS)
 def test_derivatives_in_the_covariances_are_those_of_differences(law, name):

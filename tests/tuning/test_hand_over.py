@@ -53,7 +53,7 @@ def test_standard_deviations_are_those_of_the_drawn_matrices(tuned, ready):
     assert len(set(map(id, tuned.recipes))) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_initialised_networks_keep_the_promise(tuned):
     """The mean log norm of a token of 50 initialisations, against that of the tuning's networks."""
     model, X = small.Transformer(jr.key(0)), small.prompt()

@@ -53,7 +53,7 @@ def directions(layer):
     return count, jax.tree.map(lambda *x: np.stack(x), *along)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [V0, TWINS], ids=["definite", "equal tokens"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_derivatives_are_those_of_common_noise(name, start, key):

@@ -98,7 +98,7 @@ def test_closed_forms(name, key):
     np.testing.assert_allclose(found.sensitivity.to_numpy(), by_bound / 2e-4, rtol=0.15)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_derivatives_of_expectations_are_those_of_differences(key):
     """Statistics in one sample of 48 paths, by γ, τ0 and the gap; kinks of maxima are in none of them."""
     statistics = [of.MeanCorrelation(), of.LargestCorrelation(), of.EffectiveRank(), of.LogNorm(1), of.NormFactor()]

@@ -18,5 +18,5 @@ from sdeinfer.blocks._law import log_moments as log_moments
 from sdeinfer.blocks._law import sampled_log_moments as sampled_log_moments
 from sdeinfer.blocks._mlp import ACTIVATIONS as ACTIVATIONS
 from sdeinfer.blocks._mlp import MLP as MLP
-from sdeinfer.blocks._of import of as of
 from sdeinfer.blocks._parallel import Parallel as Parallel
+from sdeinfer.blocks.reading._of import of as of

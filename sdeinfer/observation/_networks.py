@@ -16,9 +16,9 @@ from sdeinfer._arguments import at_least_one
 from sdeinfer._files import InputError
 from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import BLOCKS, text_of
-from sdeinfer.blocks._of import stack_from, variance_of
-from sdeinfer.blocks._reader import StackReader
-from sdeinfer.blocks._values import pattern_of
+from sdeinfer.blocks.reading._of import stack_from, variance_of
+from sdeinfer.blocks.reading._reader import StackReader
+from sdeinfer.blocks.reading._values import pattern_of
 from sdeinfer.covariance import Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches

@@ -11,10 +11,10 @@ from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.blocks import Block, LatentAttention, SelfAttention
 from sdeinfer.blocks._attributes import unlike_blocks
-from sdeinfer.blocks._facts import BranchFacts
-from sdeinfer.blocks._gains import NormGain
-from sdeinfer.blocks._of import reader_of, stack_from, variance_of
-from sdeinfer.blocks._reader import StackReader
+from sdeinfer.blocks.reading._facts import BranchFacts
+from sdeinfer.blocks.reading._gains import NormGain
+from sdeinfer.blocks.reading._of import reader_of, stack_from, variance_of
+from sdeinfer.blocks.reading._reader import StackReader
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._models import made

@@ -13,8 +13,8 @@ from jaxtyping import ArrayLike, PRNGKeyArray
 from sdeinfer._arguments import at_least_one, checked
 from sdeinfer._files import InputError
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.blocks._of import network_of
 from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.blocks.reading._of import network_of
 from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.criteria import AbstractCriterion, Constraint, Probability
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack, template

@@ -22,9 +22,15 @@ from sdeinfer.blocks._coefficients import (
 )
 from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
 from sdeinfer.blocks._logits import plain_products
-from sdeinfer.blocks._of import network_of
 from sdeinfer.blocks._order import BlockOrder
-from sdeinfer.blocks._values import activations_of_values, base_of_rotations, factor_of_logits, norms_of_values, sink_of
+from sdeinfer.blocks.reading._of import network_of
+from sdeinfer.blocks.reading._values import (
+    activations_of_values,
+    base_of_rotations,
+    factor_of_logits,
+    norms_of_values,
+    sink_of,
+)
 from sdeinfer.cli import _fits
 from sdeinfer.cli._app import EXAMPLES
 from sdeinfer.cli._fits import print_tests

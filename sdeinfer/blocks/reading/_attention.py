@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks._facts import OF_ATTENTION, BranchFacts
-from sdeinfer.blocks._gains import gain_of
-from sdeinfer.blocks._pass_values import numbers, with_bias
-from sdeinfer.blocks._values import factor_of_logits, norms_of_values, pattern_of, rotation_of, sink_of
+from sdeinfer.blocks.reading._facts import OF_ATTENTION, BranchFacts
+from sdeinfer.blocks.reading._gains import gain_of
+from sdeinfer.blocks.reading._pass_values import numbers, with_bias
+from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
 from sdeinfer.passes._graph import Graph

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks._gains import NormGain
+from sdeinfer.blocks.reading._gains import NormGain
 from sdeinfer.covariance import Pattern
 from sdeinfer.passes._taps import Branch
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks._facts import BranchFacts
-from sdeinfer.blocks._pass_values import numbers
-from sdeinfer.blocks._reader_attention import heads_of, nodes_of_softmax, read_softmax
-from sdeinfer.blocks._values import base_of_rotations
+from sdeinfer.blocks.reading._attention import heads_of, nodes_of_softmax, read_softmax
+from sdeinfer.blocks.reading._facts import BranchFacts
+from sdeinfer.blocks.reading._pass_values import numbers
+from sdeinfer.blocks.reading._values import base_of_rotations
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Taps

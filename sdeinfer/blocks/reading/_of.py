@@ -8,8 +8,8 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._parallel import Parallel
-from sdeinfer.blocks._reader import StackReader
-from sdeinfer.blocks._sizes import Variance, block_of
+from sdeinfer.blocks.reading._reader import StackReader
+from sdeinfer.blocks.reading._sizes import Variance, block_of
 from sdeinfer.layers import Stack
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._models import made

@@ -10,11 +10,11 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._attention import SelfAttention
 from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._experts import Experts
-from sdeinfer.blocks._facts import BranchFacts
 from sdeinfer.blocks._latent import LatentAttention
 from sdeinfer.blocks._mlp import MLP
-from sdeinfer.blocks._pass_values import with_bias
-from sdeinfer.blocks._reader_latent import latent_matrices
+from sdeinfer.blocks.reading._facts import BranchFacts
+from sdeinfer.blocks.reading._latent import latent_matrices
+from sdeinfer.blocks.reading._pass_values import with_bias
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._taps import Branch
 

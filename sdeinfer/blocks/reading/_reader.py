@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks._facts import BranchFacts, facts_of
-from sdeinfer.blocks._gains import gain_of, gain_of_increment
-from sdeinfer.blocks._pass_values import numbers
-from sdeinfer.blocks._reader_attention import tap_attention
-from sdeinfer.blocks._reader_latent import tap_latent_attention
-from sdeinfer.blocks._reader_mlp import tap_experts, tap_mlp
-from sdeinfer.blocks._values import epsilon_of_norm, norms_of_values
+from sdeinfer.blocks.reading._attention import tap_attention
+from sdeinfer.blocks.reading._facts import BranchFacts, facts_of
+from sdeinfer.blocks.reading._gains import gain_of, gain_of_increment
+from sdeinfer.blocks.reading._latent import tap_latent_attention
+from sdeinfer.blocks.reading._mlp import tap_experts, tap_mlp
+from sdeinfer.blocks.reading._pass_values import numbers
+from sdeinfer.blocks.reading._values import epsilon_of_norm, norms_of_values
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Branch, Taps, in_rows, states_of

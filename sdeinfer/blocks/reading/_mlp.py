@@ -8,9 +8,9 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._experts import SCORES, weights_of_experts
-from sdeinfer.blocks._facts import BranchFacts
-from sdeinfer.blocks._pass_values import numbers, outputs_of, with_bias
-from sdeinfer.blocks._values import SAME, activations_of_values, gated_activations
+from sdeinfer.blocks.reading._facts import BranchFacts
+from sdeinfer.blocks.reading._pass_values import numbers, outputs_of, with_bias
+from sdeinfer.blocks.reading._values import SAME, activations_of_values, gated_activations
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Taps

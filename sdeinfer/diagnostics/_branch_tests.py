@@ -67,8 +67,9 @@ class BranchTests:
         of_increments = [*self.norms(), *self.independence(), self.tails()]
         of_shapes, of_layers, of_spread = self.shapes(), [] if self.by_layer else [self.layers()], self.spread()
         of_blocks = [*of_shapes, *of_layers, of_spread]
-        failed = not all(verdict.passed for verdict in [*of_shapes, of_spread])
-        if not failed or not all(verdict.passed for verdict in of_increments):
+        # Strengths that differ between layers spread the increments, too.
+        explained = not all(verdict.passed for verdict in [*of_increments, *of_layers])
+        if explained or all(verdict.passed for verdict in of_blocks):
             return [*of_increments, *of_blocks]
         others, gains = self.alternatives(), [gain for *_, gain in self._profiles]
         # Another temperature explains as much as a missing factor of the logits does.

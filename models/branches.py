@@ -53,6 +53,6 @@ def branches_over_depth(path: BranchPath) -> None:
 
 def _observe(path: BranchPath, strengths: Sequence[Float[ArrayLike, "*layers"]]) -> None:
     """Observe the increments; strengths are of each block, for all layers or for each."""
-    each = jnp.stack([jnp.broadcast_to(strength, path.layers) for strength in strengths], axis=1).reshape(-1)
-    law = Increments(path, each[: len(path.part)], path.sample_shapes())
+    values = jnp.stack([jnp.broadcast_to(strength, path.layers) for strength in strengths], axis=1).reshape(-1)
+    law = Increments(path, values[: len(path.part)], path.sample_shapes())
     numpyro.sample("increments", law, obs=path.observed)

@@ -33,8 +33,8 @@ def hierarchical(path: PathStatistics) -> None:
     groups' values. The mean (c₊ + c₋)/2, which networks of one width do not identify, is common to all groups.
     """
     of_group = _sample_groups(path)
-    own = {name: value[path.group_of_network] for name, value in of_group.items()}
-    layer = path.assumptions.kind.with_parameters(own)
+    of_network = {name: value[path.group_of_network] for name, value in of_group.items()}
+    layer = path.assumptions.kind.with_parameters(of_network)
     with numpyro.plate("network", path.networks):
         numpyro.sample("covariance", CovariancePath(layer, path), obs=path.observed)
 
@@ -49,12 +49,12 @@ def _sample_groups(path: PathStatistics) -> dict[str, Float[Array, " groups"]]:
     for place, (name, parameter) in enumerate(coordinates.sampled.items()):
         if parameter.identified and name not in assumptions.fixed:
             u = u.at[place].set(_sample_coordinate(name, mu[place], place, path))
-    found = coordinates.constrained(u)
-    for name, value in (found | coordinates.to_sampled(found)).items():
+    parameters = coordinates.constrained(u)
+    for name, value in (parameters | coordinates.to_sampled(parameters)).items():
         if name not in coordinates.sampled or coordinates.sampled[name].identified:
             with numpyro.plate("group", path.groups):
                 numpyro.deterministic(f"group_{name}", value)
-    return found
+    return parameters
 
 
 def _sample_coordinate(name: str, mu: Float[Array, ""], place: int, path: PathStatistics) -> Float[Array, " groups"]:

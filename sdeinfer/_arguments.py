@@ -40,13 +40,13 @@ NEEDED = {
 def checked[**P, T](function: Callable[P, T]) -> Callable[P, T]:
     """Wrap a public function: a wrong type that `NEEDED` has is an `InputError`, and there is room for its programs."""
     signature = inspect.signature(function)
-    known = {name: _types(each.annotation) for name, each in signature.parameters.items()}
+    known = {name: _types(parameter.annotation) for name, parameter in signature.parameters.items()}
     known = {name: kinds for name, kinds in known.items() if all(kind in NEEDED for kind, _ in kinds)}
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            if name in known and not any(_is_a(value, *each) for each in known[name]):
+            if name in known and not any(_is_a(value, *pair) for pair in known[name]):
                 needed = " or ".join(dict.fromkeys(NEEDED[kind] for kind, _ in known[name] if NEEDED[kind]))
                 raise InputError(f"{name}: {needed} is needed, got {_received(value)}")
         make_room()
@@ -103,7 +103,7 @@ def _types(annotation: Any) -> list[tuple[str, Any]]:
         return [("key", annotation)]
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
-        return [kind for each in get_args(annotation) for kind in _types(each)]
+        return [kind for member in get_args(annotation) for kind in _types(member)]
     kind = annotation if origin is None else origin
     of = get_args(annotation)[0] if kind is type and origin else kind
     return [(getattr(kind, "__name__", ""), of)]

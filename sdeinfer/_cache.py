@@ -61,9 +61,9 @@ def _is_ours(folder: Path) -> bool:
     if not folder.is_absolute():  # the user has no home
         return False
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
-        status = each.stat()
+    for directory in (folder.parent, folder):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.stat()
         if sys.platform != "win32" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
             return False
     return True
@@ -72,7 +72,7 @@ def _is_ours(folder: Path) -> bool:
 def _tidy(folder: Path) -> None:
     """Remove the least recently used programs beyond `LARGEST`."""
     files, size = [(file, file.stat()) for file in folder.iterdir()], 0
-    for file, status in sorted(files, key=lambda each: max(each[1].st_atime, each[1].st_mtime), reverse=True):
+    for file, status in sorted(files, key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True):
         size += status.st_size
         if size > LARGEST:
             file.unlink(missing_ok=True)

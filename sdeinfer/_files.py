@@ -34,8 +34,8 @@ def staged_file(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() and not _is_replaceable(path):
-        what = "Zarr folder" if path.suffix == ZARR else "file"
-        raise InputError(f"{path}: is not a {what} that could be replaced")
+        kind = "Zarr folder" if path.suffix == ZARR else "file"
+        raise InputError(f"{path}: is not a {kind} that could be replaced")
     with _written(path), _folder_beside(path, path.parent) as name:
         folder = Path(name)
         temporary = folder / path.name

@@ -46,13 +46,13 @@ def reduce_chunks[C, T](function: Callable[[C], T], chunks: Sequence[C], combine
     from dask.delayed import delayed
 
     tasks = [Task(function, chunk) for chunk in chunks]
-    (found,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
-    return found
+    (result,) = _computed([tree(_delayed(name, tasks), delayed(combine, pure=False))], name)
+    return result
 
 
-def added[T](one: T, other: T) -> T:
+def added[T](first: T, second: T) -> T:
     """The sums of the leaves of two trees of arrays."""
-    return jax.tree.map(np.add, one, other)
+    return jax.tree.map(np.add, first, second)
 
 
 def tree[T](leaves: Sequence[T], combine: Combine[T]) -> T:
@@ -74,11 +74,11 @@ def _run(task: Task) -> Any:
     return task()
 
 
-def _computed(found: Sequence[Any], name: str) -> list[Any]:
+def _computed(results: Sequence[Any], name: str) -> list[Any]:
     from dask.base import compute
 
     try:
-        return list(compute(*found, optimize_graph=False))
+        return list(compute(*results, optimize_graph=False))
     except Exception as error:
         if type(error).__name__ != "KilledWorker":
             raise

@@ -10,5 +10,9 @@ def of_seed(make: Callable[..., Any], seed: int) -> Any:
     parameters = inspect.signature(make).parameters
     if "seed" in parameters:
         return make(seed=seed)
-    needed = [each for each in parameters.values() if each.default is each.empty and each.kind < each.KEYWORD_ONLY]
+    needed = [
+        argument
+        for argument in parameters.values()
+        if argument.default is argument.empty and argument.kind < argument.KEYWORD_ONLY
+    ]
     return make(seed) if needed and not isinstance(make, type) else make()

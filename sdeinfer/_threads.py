@@ -32,19 +32,19 @@ def as_in_this_thread[**P, T](function: Callable[P, T]) -> Callable[P, T]:
 
 
 def in_threads[S, T](
-    run: Callable[[S], T], each: Sequence[S], *, alone: int = 1, done: Callable[[T], object] = lambda result: None
+    run: Callable[[S], T], items: Sequence[S], *, alone: int = 1, done: Callable[[T], object] = lambda result: None
 ) -> list[T]:
     """Results of a function that runs programs, called in threads: one for each core, or for an accelerator.
 
     The first `alone` calls end before others start: threads that start together would each compile the same program.
     `done` is called with each result in this thread, in order.
     """
-    found, pool = [], ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
+    results, pool = [], ThreadPoolExecutor(os.cpu_count() if on_cpu() else 1)
     try:
-        for call, some in ((map, each[:alone]), (pool.map, each[alone:])):
+        for call, some in ((map, items[:alone]), (pool.map, items[alone:])):
             for result in call(as_in_this_thread(run), some):
                 done(result)
-                found.append(result)
+                results.append(result)
     finally:
         pool.shutdown(cancel_futures=True)
-    return found
+    return results

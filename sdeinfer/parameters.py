@@ -189,7 +189,7 @@ class Coordinates:
             sampled = {prefix + coordinate.name: coordinate for coordinate in parameter.of.sampled}
             if not sampled.keys() <= self.sampled.keys():
                 self.sampled |= sampled
-                names = tuple(prefix + own for own in parameter.of.parameters)
+                names = tuple(prefix + suffix for suffix in parameter.of.parameters)
                 self.rules.append((names, tuple(sampled), parameter.of))
 
     def __len__(self) -> int:
@@ -210,19 +210,19 @@ class Coordinates:
 
     def to_sampled(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Values of the sampled coordinates at the layer's parameters."""
-        found = {}
+        coordinates = {}
         for names, sampled, rule in self.rules:
             values = tuple(parameters[name] for name in names)
-            found |= dict(zip(sampled, values if rule is None else rule.to_sampled(*values), strict=True))
-        return found
+            coordinates |= dict(zip(sampled, values if rule is None else rule.to_sampled(*values), strict=True))
+        return coordinates
 
     def from_sampled(self, sampled: Mapping[str, Any]) -> dict[str, Any]:
         """The layer's parameters at values of the sampled coordinates."""
-        found = {}
+        parameters = {}
         for names, coordinates, rule in self.rules:
             values = tuple(sampled[name] for name in coordinates)
-            found |= dict(zip(names, values if rule is None else rule.from_sampled(*values), strict=True))
-        return {name: found[name] for name in self.declared}
+            parameters |= dict(zip(names, values if rule is None else rule.from_sampled(*values), strict=True))
+        return {name: parameters[name] for name in self.declared}
 
     def unconstrained(self, parameters: Mapping[str, Any]) -> Float[Any, "coordinates ..."]:
         """The sampled coordinates on the real line, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2, stacked.

@@ -3,8 +3,8 @@
 With `pytest --record` the fixture `record` writes the rows of a table, with commit, date and machine. Pages have the
 table between two comments, `<!-- record coverage -->` and `<!-- end -->`; `rows="64; 512"` and `columns=` choose a
 part, and `run=no` leaves out the line about the run. That line names the rooms of the package that a record is about
-and whose code changed after the run; words of comments and docstrings do not count. A number in prose is followed by
-its place, `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
+and whose code changed after the run; comments, docstrings and names of locals do not count. A number in prose is
+followed by its place, `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
 """
 
 import ast
@@ -63,7 +63,7 @@ def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
 
 @functools.cache
 def code_of(room: str, package: Path = ROOT / "sdeinfer") -> str:
-    """A hash of the code of a folder of the package, without comments and docstrings."""
+    """A hash of the code of a folder of the package, without comments, docstrings and the names of locals."""
     text = "".join(_code(file) for file in sorted((package / room).rglob("*.py")))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -72,8 +72,30 @@ def _code(file: Path) -> str:
     tree = ast.parse(file.read_bytes())
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            node.body = [each for each in body if not _is_text(each)] or [ast.Pass()]
+            node.body = [statement for statement in body if not _is_text(statement)] or [ast.Pass()]
+    for function in _outermost_functions(tree):
+        _number_locals(function)
     return ast.unparse(tree)
+
+
+def _outermost_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+        else:
+            yield from _outermost_functions(node)
+
+
+def _number_locals(function: ast.AST) -> None:
+    """Replace the names of parameters and variables of a function, and of functions in it, by their order."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name | ast.arg)]
+    bound = {node.arg for node in names if isinstance(node, ast.arg)}
+    bound |= {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    order: dict[str, str] = {}
+    for node in names:
+        field = "arg" if isinstance(node, ast.arg) else "id"
+        if (name := getattr(node, field)) in bound:
+            setattr(node, field, order.setdefault(name, f"local_{len(order)}"))
 
 
 def _is_text(statement: ast.stmt) -> bool:

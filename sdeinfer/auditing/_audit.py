@@ -76,13 +76,13 @@ def audit(
     _require_allowed(allow, books)
     phase("comparing with what is declared")
     reference = None if like is None else made(like, seed)
-    other = None if reference is None else books_of(reference, inputs)
-    rule = recipe_of(recipe, network) if other is None else as_found(other, books.account)
+    peer = None if reference is None else books_of(reference, inputs)
+    rule = recipe_of(recipe, network) if peer is None else as_found(peer, books.account)
     if isinstance(recipe, Mapping) and (key := unmatched(recipe, books.account)) is not None:
         roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
         raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
-    more = [] if other is None else [*other_roles(books, other), *other_outputs(reference, books, other)]
-    return judged(books, rule, network, causal=causal, norm=norm, allow=allow, more=more)
+    comparisons = [] if peer is None else [*other_roles(books, peer), *other_outputs(reference, books, peer)]
+    return judged(books, rule, network, causal=causal, norm=norm, allow=allow, comparisons=comparisons)
 
 
 def _require_words(causal: Any, norm: Any) -> None:
@@ -110,14 +110,14 @@ def judged(
     causal: bool | None = None,
     norm: str | None = None,
     allow: Sequence[str] = (),
-    more: Sequence[Test] = (),
+    comparisons: Sequence[Test] = (),
 ) -> Audit:
     """The audit of books by a recipe, and by what else is declared."""
     account, laws = books.account, books.laws
     causal = rule.causal if causal is None and rule is not None else causal
     norm = rule.norm if norm is None and rule is not None else norm
     rows = rows_of(account, laws, rule)
-    tests, hint = [*more, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
+    tests, hint = [*comparisons, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
     if rule is not None:
         declared = [*rows, *rows_by_name(account, laws, rule)]
         of_rows = explained(tests_of_rows(declared, account, rule), declared, rule)
@@ -151,8 +151,8 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
     try:
-        other = twin_of(network)
-        twin = books_from(other, record_of(other, books.inputs), books.inputs)
+        fresh_model = twin_of(network)
+        twin = books_from(fresh_model, record_of(fresh_model, books.inputs), books.inputs)
     except Exception:
         return tests
     ratios: dict[tuple[str, str], list[float]] = {}
@@ -161,8 +161,8 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
             ratios.setdefault((test.topic, test.what), []).append(test.ratio)
 
     def in_code(test: Test) -> bool:
-        same = ratios.get((test.topic, test.what), [])
-        return test in failed and any(math.isnan(x) or math.isclose(x, test.ratio, rel_tol=0.1) for x in same)
+        twin_ratios = ratios.get((test.topic, test.what), [])
+        return test in failed and any(math.isnan(x) or math.isclose(x, test.ratio, rel_tol=0.1) for x in twin_ratios)
 
     return [dataclasses.replace(test, passed=True, topic="code") if in_code(test) else test for test in tests]
 
@@ -170,14 +170,14 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
 def _unreached(books: Books, rule: Recipe) -> list[Test]:
     """Matrices that the pass did not reach: their roles, factors and places are not tested."""
     parameters = books.account.graph.record.parameters
-    left = [name for name in books.account.unreached if rule.named(name) is None]
-    if not left:
+    names = [name for name in books.account.unreached if rule.named(name) is None]
+    if not names:
         return []
-    matrices = [name for name in left if len(parameters[name].shape) > 1]
+    matrices = [name for name in names if len(parameters[name].shape) > 1]
     whole = [name for name in parameters if not matrices or len(parameters[name].shape) > 1]
-    what, left = ("matrices", matrices) if matrices else ("parameters", left)
-    says = f"{len(left)} of {len(whole)} {what} are not reached by these inputs ({some(left)})"
-    return [Test("untested", "unreached", None, says, names=tuple(left))]
+    kind, names = ("matrices", matrices) if matrices else ("parameters", names)
+    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({some(names)})"
+    return [Test("untested", "unreached", None, says, names=tuple(names))]
 
 
 def _hint(books: Books, rule: Recipe, network: Any) -> str:
@@ -186,8 +186,8 @@ def _hint(books: Books, rule: Recipe, network: Any) -> str:
     for name in ("normal", "gpt2", "pytorch", "pytorch_linear", "lecun", "xavier", "kaiming"):
         if name == rule.name:
             continue
-        other = _named(name, sd)
-        tests = tests_of_rows(rows_of(books.account, books.laws, other), books.account, other)
+        candidate = _named(name, sd)
+        tests = tests_of_rows(rows_of(books.account, books.laws, candidate), books.account, candidate)
         sigma = [test for test in tests if test.topic in ("σ", "bias")]
         if any(test.topic == "σ" for test in sigma) and all(test.passed for test in sigma):
             return f"{name!r} would pass"
@@ -215,9 +215,9 @@ def _named(name: str, sd: float | None) -> Recipe:
     if name not in RECIPES:
         raise InputError(f"recipe: one of auto, {', '.join(RECIPES)} is needed, got {name!r}")
     known = inspect.signature(RECIPES[name]).parameters
-    missing = [each.name for each in known.values() if each.default is each.empty]
+    missing = [parameter.name for parameter in known.values() if parameter.default is parameter.empty]
     if missing:
         examples = {"base_width": 256, "base_layers": 2}
-        example = ", ".join(f"{each}={examples[each]}" for each in missing)
+        example = ", ".join(f"{argument}={examples[argument]}" for argument in missing)
         raise InputError(f"recipe: {name} needs {' and '.join(missing)}: pass si.audit.recipes.{name}({example})")
     return RECIPES[name]() if sd is None or "sd" not in known else RECIPES[name](sd=sd)

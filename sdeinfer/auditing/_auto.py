@@ -39,10 +39,10 @@ def automatic(model: Any) -> Recipe | None:
     scale = None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")
 
     def gain(matrix: Matrix) -> float | None:
-        found, usual = by_name.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
-        if found is None:
+        law, usual = by_name.get(matrix.array), 1.0 if matrix.role == "norm" else 0.0
+        if law is None:
             return usual if not by_name or not matrix.array else None
-        return found.mean if found.sd == 0 and (found.values is None or np.ptp(found.values) < 1e-6) else None
+        return law.mean if law.sd == 0 and (law.values is None or np.ptp(law.values) < 1e-6) else None
 
     recipe = Recipe(
         f"{'`_init_weights`' if by_name else 'normal, the configuration'} of {kind}",
@@ -73,8 +73,10 @@ def configured_sd(model: Any) -> float | None:
 
 
 def _number(config: Any, *names: str) -> float | None:
-    found = (getattr(config, name, None) for name in names)
-    return next((float(each) for each in found if isinstance(each, int | float) and not isinstance(each, bool)), None)
+    values = (getattr(config, name, None) for name in names)
+    return next(
+        (float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)), None
+    )
 
 
 def _multiplier(config: Any) -> Callable[[int], float] | None:
@@ -95,17 +97,17 @@ def _logits(config: Any) -> Callable[[Logits], float | None]:
     stated, scalar = _number(config, "attention_multiplier"), _number(config, "query_pre_attn_scalar")
     by_layer = bool(getattr(config, "scale_attn_by_inverse_layer_idx", False))
 
-    def factor(found: Logits) -> float | None:
+    def factor(logits: Logits) -> float | None:
         if stated is not None:
             return stated
         if scalar is not None:
             return scalar**-0.5
         if getattr(config, "scale_attn_weights", True) is False:
             return 1.0
-        if found.normed:
+        if logits.normed:
             return None
-        plain = found.head_size**-0.5
-        return plain / (found.layer + 1) if by_layer and found.layer is not None else plain
+        plain = logits.head_size**-0.5
+        return plain / (logits.layer + 1) if by_layer and logits.layer is not None else plain
 
     return factor
 
@@ -114,9 +116,9 @@ def _causal(model: Any, config: Any) -> bool | None:
     """Decoders say so: in their class, in their configuration, or in their attention modules."""
     if getattr(config, "is_encoder_decoder", False):
         return None
-    own = [bool(each) for module in model.modules() if isinstance(each := getattr(module, "is_causal", None), bool)]
-    if own:
-        return True if all(own) or getattr(config, "is_decoder", False) else None
+    flags = [bool(flag) for module in model.modules() if isinstance(flag := getattr(module, "is_causal", None), bool)]
+    if flags:
+        return True if all(flags) or getattr(config, "is_decoder", False) else None
     decoder = "ForCausalLM" in type(model).__name__
     return True if getattr(config, "is_decoder", decoder) else None
 
@@ -134,8 +136,8 @@ def declared_by(model: Any) -> dict[str, Declared]:
     init, torch = sys.modules.get("transformers.initialization"), sys.modules["torch"]
     if init is None:
         return {}
-    own = named(model.named_parameters(remove_duplicate=False))
-    small = sum(each.numel() for each in own.values()) <= LARGEST
+    tensors = named(model.named_parameters(remove_duplicate=False))
+    small = sum(tensor.numel() for tensor in tensors.values()) <= LARGEST
     calls: dict[int, Declared | None] = {}
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if small else "meta"), _recorded(init, calls):
@@ -146,36 +148,40 @@ def declared_by(model: Any) -> dict[str, Declared]:
             first.initialize_weights()
     except Exception:
         return {}
-    firsts = {name: each for name, each in first.named_parameters() if name in own and own[name].shape == each.shape}
-    found = {name: calls.get(id(each)) for name, each in firsts.items()}
-    left = [name for name, each in found.items() if each is None]
-    if small and left:
-        found |= _compared(firsts, model, left)
-    return {name: each for name, each in found.items() if each}
+    firsts = {
+        name: tensor
+        for name, tensor in first.named_parameters()
+        if name in tensors and tensors[name].shape == tensor.shape
+    }
+    laws = {name: calls.get(id(tensor)) for name, tensor in firsts.items()}
+    missing = [name for name, law in laws.items() if law is None]
+    if small and missing:
+        laws |= _compared(firsts, model, missing)
+    return {name: law for name, law in laws.items() if law}
 
 
-def _compared(firsts: dict[str, Any], model: Any, left: list[str]) -> dict[str, Declared]:
+def _compared(firsts: dict[str, Any], model: Any, names: list[str]) -> dict[str, Declared]:
     """Parameters that no initialiser was called for: those of two twins are equal, or two draws."""
     from sdeinfer.passes._torch import parameter_of
 
     seconds = named(twin_of(model, seed=2).named_parameters(remove_duplicate=False))
-    found = {}
-    for name in left:
-        one, other = (parameter_of(each[name]).entries() for each in (firsts, seconds))
-        if not (np.isfinite(one).all() and np.isfinite(other).all() and one.shape == other.shape):
+    laws = {}
+    for name in names:
+        first, second = (parameter_of(twin[name]).entries() for twin in (firsts, seconds))
+        if not (np.isfinite(first).all() and np.isfinite(second).all() and first.shape == second.shape):
             continue
-        if np.allclose(one, other, rtol=1e-6, atol=1e-12):
-            found[name] = Declared(float(one.mean()), 0.0, "constant", values=one)
+        if np.allclose(first, second, rtol=1e-6, atol=1e-12):
+            laws[name] = Declared(float(first.mean()), 0.0, "constant", values=first)
         else:
-            law = law_of(Parameter((2 * len(one),), np.concatenate([one, other]).__getitem__))
-            found[name] = Declared(law.mean, law.sd, error=law.error)
-    return found
+            law = law_of(Parameter((2 * len(first),), np.concatenate([first, second]).__getitem__))
+            laws[name] = Declared(law.mean, law.sd, error=law.error)
+    return laws
 
 
 def _untied(config: Any) -> Any:
     """A configuration whose embedding and head are two tensors, as they are when they are initialised."""
     config = copy.deepcopy(config)
-    for part in (config, *(each for each in vars(config).values() if hasattr(each, "model_type"))):
+    for part in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
         if getattr(part, "tie_word_embeddings", False):
             part.tie_word_embeddings = False
     return config
@@ -184,7 +190,7 @@ def _untied(config: Any) -> Any:
 @contextlib.contextmanager
 def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
     """Initialisers that also note what they do."""
-    kept: list[Any] = []  # so that no other tensor gets the number of one that was freed
+    tensors: list[Any] = []  # so that no other tensor gets the number of one that was freed
     names = [name for name in (*init.TORCH_INIT_FUNCTIONS, "copy_") if hasattr(init, name)]
     originals = {name: getattr(init, name) for name in names}
 
@@ -195,7 +201,7 @@ def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             tensor = bound.arguments["tensor"]
-            kept.append(tensor)
+            tensors.append(tensor)
             base = tensor._base
             if base is None or base.shape == tensor.shape:
                 calls[id(tensor if base is None else base)] = _law(name, tensor, bound.arguments)
@@ -214,7 +220,7 @@ def _recorded(init: Any, calls: dict[int, Declared | None]) -> Iterator[None]:
             setattr(init, name, original)
 
 
-def _law(name: str, tensor: Any, of: dict[str, Any]) -> Declared | None:
+def _law(name: str, tensor: Any, arguments: dict[str, Any]) -> Declared | None:
     torch = sys.modules["torch"]
     fans = {"fan_in": 1.0, "fan_out": 1.0}
     if tensor.dim() > 1:
@@ -224,21 +230,23 @@ def _law(name: str, tensor: Any, of: dict[str, Any]) -> Declared | None:
         case "zeros_":
             return Declared(0.0, 0.0, "constant")
         case "ones_" | "constant_":
-            return Declared(float(of.get("val", 1.0)), 0.0, "constant")
+            return Declared(float(arguments.get("val", 1.0)), 0.0, "constant")
         case "normal_":
-            return Declared(float(of["mean"]), float(of["std"]), law)
+            return Declared(float(arguments["mean"]), float(arguments["std"]), law)
         case "uniform_":
-            return Declared((of["a"] + of["b"]) / 2, (of["b"] - of["a"]) / math.sqrt(12), law)
-        case "trunc_normal_" if of["std"] > 0:
-            low, high = ((of[end] - of["mean"]) / of["std"] for end in ("a", "b"))
+            return Declared(
+                (arguments["a"] + arguments["b"]) / 2, (arguments["b"] - arguments["a"]) / math.sqrt(12), law
+            )
+        case "trunc_normal_" if arguments["std"] > 0:
+            low, high = ((arguments[end] - arguments["mean"]) / arguments["std"] for end in ("a", "b"))
             cut = float(truncnorm.std(low, high))
-            return Declared(float(of["mean"]), of["std"] * cut, "truncated" if high < 5 else law)
+            return Declared(float(arguments["mean"]), arguments["std"] * cut, "truncated" if high < 5 else law)
         case "xavier_uniform_" | "xavier_normal_":
-            return Declared(0.0, of["gain"] * math.sqrt(2 / sum(fans.values())), law)
+            return Declared(0.0, arguments["gain"] * math.sqrt(2 / sum(fans.values())), law)
         case "kaiming_uniform_" | "kaiming_normal_":
-            gain = torch.nn.init.calculate_gain(of["nonlinearity"], of["a"])
-            return Declared(0.0, gain / math.sqrt(fans[of["mode"]]), law)
+            gain = torch.nn.init.calculate_gain(arguments["nonlinearity"], arguments["a"])
+            return Declared(0.0, gain / math.sqrt(fans[arguments["mode"]]), law)
         case "orthogonal_":
             rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
-            return Declared(0.0, of["gain"] / math.sqrt(max(rows, columns)), "orthogonal")
+            return Declared(0.0, arguments["gain"] / math.sqrt(max(rows, columns)), "orthogonal")
     return None

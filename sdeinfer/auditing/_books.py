@@ -50,18 +50,18 @@ def books_of(network: Any, inputs: Any = None) -> Books:
     return books_from(network, *first_pass(network, inputs))
 
 
-def books_from(network: Any, record: Record, given: Inputs) -> Books:
+def books_from(network: Any, record: Record, inputs: Inputs) -> Books:
     """Read the books of a pass, with a second one with a token changed, and the laws of all parameters."""
     account = account_of(Graph(record))
-    found = Dependences()
-    for change in changes(given):
-        more = dependences_of(account, record_of(network, change.inputs), change)
-        found = more if more.causal is False or found == Dependences() else found
-        if found.causal is not True:
+    dependences = Dependences()
+    for change in changes(inputs):
+        update = dependences_of(account, record_of(network, change.inputs), change)
+        dependences = update if update.causal is False or dependences == Dependences() else dependences
+        if dependences.causal is not True:
             break
-    laws = {name: law_of(each) for name, each in account.parameters.items()}
+    laws = {name: law_of(parameter) for name, parameter in account.parameters.items()}
     readings = readings_of(account)
-    return Books(account, laws, found, readings, norms_of(account, readings), record.name, given)
+    return Books(account, laws, dependences, readings, norms_of(account, readings), record.name, inputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,9 @@ def changes(inputs: Inputs) -> Iterator[Change]:
     whole = "int" in str(main.dtype)
 
     def change(place: Any, values: Any, count: int = items) -> Change:
-        other = main.clone() if hasattr(main, "clone") else np.array(main)
-        other[place] = values
-        return Change(mapped(inputs, lambda value: other if value is main else value), count)
+        array = main.clone() if hasattr(main, "clone") else np.array(main)
+        array[place] = values
+        return Change(mapped(inputs, lambda value: array if value is main else value), count)
 
     if main.ndim == 2 and not whole and items > 2:  # one item of several vectors
         for token in dict.fromkeys((items // 2, 1, items - 1)):
@@ -103,9 +103,9 @@ def changes(inputs: Inputs) -> Iterator[Change]:
 
 def _another(tokens: Any, place: int) -> int:
     """A token of the input that is not the last item's one at a place; one less, or more, if all are equal."""
-    own = int(tokens[-1, place].reshape(-1)[0])
-    others = [each for each in np.asarray(tokens).reshape(-1).tolist() if each != own]
-    return others[0] if others else own - 1 if own else own + 1
+    last = int(tokens[-1, place].reshape(-1)[0])
+    candidates = [token for token in np.asarray(tokens).reshape(-1).tolist() if token != last]
+    return candidates[0] if candidates else last - 1 if last else last + 1
 
 
 def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
@@ -114,16 +114,16 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
     if seconds is None or not account.streams:
         return Dependences()
     leaks = False
-    found = Dependences()
+    dependences = Dependences()
     for chain in account.streams:
         start, *sums = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
-        differ = [each for each in sums if each is not None]
+        differ = [rows for rows in sums if rows is not None]
         if len(differ) < len(sums):
             return Dependences()
-        leaks = leaks or any(bool(each[:-1].any()) for each in differ)
+        leaks = leaks or any(bool(rows[:-1].any()) for rows in differ)
         if start is not None and start.any():
-            found = _of_stream(chain, start, differ)
-    return found if found.leaks is not None else Dependences(leaks=leaks)
+            dependences = _of_stream(chain, start, differ)
+    return dependences if dependences.leaks is not None else Dependences(leaks=leaks)
 
 
 def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
@@ -133,17 +133,17 @@ def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> 
     for link, differs in zip(chain, sums, strict=True):
         if differs.shape != start.shape:
             continue
-        others = differs[:-1]
-        turned = seen and others.any() and not others[:, ~start[-1]].any()  # the first axis is that of tokens
+        other_items = differs[:-1]
+        turned = seen and other_items.any() and not other_items[:, ~start[-1]].any()  # the first axis is that of tokens
         if causal and (differs[-1, :first].any() or turned):
             causal, place = False, f"layer {link.layer}"
-        leaks = leaks or bool(others.any() and not turned)
+        leaks = leaks or bool(other_items.any() and not turned)
     return Dependences(causal, place, leaks)
 
 
 def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:
     """Which rows of a state differ between two passes, by item and token; None if they cannot be compared."""
-    a, b = (None if each is None else each.rows for each in (state, second))
+    a, b = (None if node is None else node.rows for node in (state, second))
     if state is None or a is None or b is None or a.shape != b.shape or not np.isfinite(a).all() or a.size % items:
         return None
     differ = np.abs(a - b) > ROUNDING * (np.abs(a) + np.abs(b)) / 2 + 1e-30
@@ -167,8 +167,8 @@ def _seconds(account: Account, record: Record) -> dict[int, Node] | None:
     if len(graph.record.nodes) == len(record.nodes):
         return {state.number: record.nodes[state.number] for state in states}
     # A first pass may make what later ones keep.
-    other = Graph(record)
-    seconds = [state for chain in streams_of(other) for state in _states(other, chain)]
+    second_graph = Graph(record)
+    seconds = [state for chain in streams_of(second_graph) for state in _states(second_graph, chain)]
     if [state.shape for state in states] != [state.shape for state in seconds]:
         return None
     return {state.number: second for state, second in zip(states, seconds, strict=True)}

@@ -20,15 +20,15 @@ def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", 
 
     A declaration that was not tested fails, unless `allow` names it.
     """
-    found = _audit(model, inputs, recipe=recipe, **settings)
-    if found.passed:
+    result = _audit(model, inputs, recipe=recipe, **settings)
+    if result.passed:
         return
     table = [
         f"  {row['name']}  {row['role']}  σ {row['sd']:.4g}  declared {row['declared']}  {row['failed']}"
-        for row in found.table()
+        for row in result.table()
         if row["failed"]
     ]
-    raise AssertionError("\n".join([found.verdict, *table[:40], *found.untested]))
+    raise AssertionError("\n".join([result.verdict, *table[:40], *result.untested]))
 
 
 class Monitor:
@@ -80,7 +80,7 @@ class Monitor:
         """σ of each tensor (rows) at each step (columns), over that of the first step."""
         import pandas as pd
 
-        sds = {step: {row.matrix.name: row.law.sd for row in each.rows} for step, each in self.audits.items()}
+        sds = {step: {row.matrix.name: row.law.sd for row in result.rows} for step, result in self.audits.items()}
         frame = pd.DataFrame(sds).rename_axis(columns="step")
         return frame.div(frame.iloc[:, 0], axis=0) if len(frame.columns) else frame
 
@@ -95,7 +95,7 @@ class Monitor:
         steps = list(self.audits)
         first = {row.matrix.name: row.law for row in self.audits[steps[0]].rows}
         z = critical(len(first))
-        found: dict[str, int] = {}
+        departures: dict[str, int] = {}
         for step in steps[1:]:
             for row in self.audits[step].rows:
                 law, before = row.law, first[row.matrix.name]
@@ -105,15 +105,15 @@ class Monitor:
                     or abs(law.mean - before.mean) > 1e-7
                 )
                 if moved:
-                    found.setdefault(row.matrix.name, step)
-        return dict(sorted(found.items(), key=lambda item: item[1]))
+                    departures.setdefault(row.matrix.name, step)
+        return dict(sorted(departures.items(), key=lambda item: item[1]))
 
     @property
     def verdict(self) -> str:
         """From which step on the network is not that of its initialisation, and where first, in one sentence."""
         if not self.audits:
             return "no step was audited"
-        failed = next((step for step, each in self.audits.items() if each.passed is False), None)
+        failed = next((step for step, result in self.audits.items() if result.passed is False), None)
         refused = min(self.refused, default=None)
         if refused is not None and (failed is None or refused < failed):
             return f"not at initialisation from step {refused} on: {self.refused[refused]}"

@@ -30,12 +30,12 @@ def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
     return [dataclasses.replace(test, cause=causes.get(id(test), test.cause)) for test in tests]
 
 
-def cause_of(own: list[Row], recipe: Recipe) -> str:
+def cause_of(rows: list[Row], recipe: Recipe) -> str:
     """The first mistake that explains a ratio in all tensors of a role."""
-    _, error = pooled_ratio(own)
+    _, error = pooled_ratio(rows)
     near = min(max(4 * error, 0.01), NEAR)
-    ratios, errors = (np.array([getattr(row, name) for row in own]) for name in ("ratio", "error"))
-    for symbol, factor, says in _candidates(own, recipe):
+    ratios, errors = (np.array([getattr(row, name) for row in rows]) for name in ("ratio", "error"))
+    for symbol, factor, says in _candidates(rows, recipe):
         expected = np.broadcast_to(factor, ratios.shape)
         if not (expected > 0).all() or np.abs(np.log(expected)).max() < 2 * near:
             continue
@@ -46,16 +46,16 @@ def cause_of(own: list[Row], recipe: Recipe) -> str:
     return ""
 
 
-def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarray | float, str]]:
-    matrices = [row.matrix for row in own]
-    where = f"the {matrices[0].role} {'matrix' if len(own) == 1 else 'matrices'}"
-    sd = np.array([row.declared or math.nan for row in own])
+def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarray | float, str]]:
+    matrices = [row.matrix for row in rows]
+    where = f"the {matrices[0].role} {'matrix' if len(rows) == 1 else 'matrices'}"
+    sd = np.array([row.declared or math.nan for row in rows])
     n, fan_in, fan_out, L = (
         np.array([max(getattr(matrix, name), 1) for matrix in matrices])
         for name in ("width", "fan_in", "fan_out", "layers")
     )
     depth, layer = np.sqrt(2 * L), np.sqrt([2 * ((matrix.layer or 0) + 1) for matrix in matrices])
-    if _scaled_with_depth(own, recipe):
+    if _scaled_with_depth(rows, recipe):
         yield "√(2L)", depth, f"the factor 1/√(2L) of {where} is missing"
         yield "1/√(2L)", 1 / depth, f"the factor 1/√(2L) of {where} is there twice"
         yield "√(2L)/√(2(l + 1))", depth / layer, f"{where} are scaled by their own layer, not by L"
@@ -64,14 +64,14 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarra
         yield "1/√(2L)", 1 / depth, f"{where} are scaled with depth, which is not declared"
         yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
     wholes = [matrix.places.outputs for matrix in matrices if matrix.places is not None]
-    if len(wholes) == len(own):
+    if len(wholes) == len(rows):
         packed = np.sqrt((fan_in + fan_out) / (fan_in + wholes))
         yield "√((i + o)/(i + Σo))", packed, f"{where} have the fan_out of all matrices in one array"
     yield "√2", math.sqrt(2), f"{where} have twice the variance, as with a gain of ReLU"
     yield "1/√2", math.sqrt(0.5), f"{where} have half the variance, as without a gain of ReLU"
     yield "1/√(2(l + 1))", 1 / layer, f"{where} are scaled by their own layer"
     says = f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
-    if all(row.law.name != "normal" for row in own):
+    if all(row.law.name != "normal" for row in rows):
         yield "default/σ", 1 / np.sqrt(3 * fan_in) / sd, says
     if (fan_in != fan_out).all():
         yield "√(fan_in/fan_out)", np.sqrt(fan_in / fan_out), f"fan_out is taken for fan_in in {where}"
@@ -89,38 +89,38 @@ def _candidates(own: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarra
         yield "1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} have σ = 1/√d_k, the size of a head"
     yield "1/(σ√n)", 1 / np.sqrt(n) / sd, f"{where} have σ = 1/√n"
     yield "1/(σ√fan_in)", 1 / np.sqrt(fan_in) / sd, f"{where} have σ = 1/√fan_in"
-    if own[0].law.name == "truncated":
-        edge = own[0].law.edge
+    if rows[0].law.name == "truncated":
+        edge = rows[0].law.edge
         cut = float(stats.truncnorm.std(-edge, edge))
         yield f"{cut:.3f}", cut, f"{where} are truncated at ±{edge:.2g}σ without a correction"
     yield "√3", math.sqrt(3), f"{where} have the bound of a uniform law for σ"
-    if own[0].law.name == "uniform":
+    if rows[0].law.name == "uniform":
         yield "1/√3", 1 / math.sqrt(3), f"{where} have σ for the bound of a uniform law"
 
 
-def _scaled_with_depth(own: list[Row], recipe: Recipe) -> bool:
+def _scaled_with_depth(rows: list[Row], recipe: Recipe) -> bool:
     """Whether a last matrix is declared with 1/√(2L) of the σ of a first one."""
-    matrix = own[0].matrix
+    matrix = rows[0].matrix
     first = {"attention output": "value", "mlp output": "up"}.get(matrix.role)
-    value = own[0].declared
+    value = rows[0].declared
     usual = recipe.sd(dataclasses.replace(matrix, role=first, name="", array="")) if first else None
     return bool(value and usual and math.isclose(value * math.sqrt(2 * max(matrix.layers, 1)), usual, rel_tol=0.01))
 
 
 def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
     """Whether two roles have each other's σ."""
-    own = by_name[test.names[0]]
-    for other in failed:
-        row = by_name[other.names[0]]
-        if other is test or test.what == other.what or not own.declared or not row.declared:
+    row = by_name[test.names[0]]
+    for partner in failed:
+        partner_row = by_name[partner.names[0]]
+        if partner is test or test.what == partner.what or not row.declared or not partner_row.declared:
             continue
-        ratio = row.declared / own.declared
+        ratio = partner_row.declared / row.declared
         if (
             abs(math.log(ratio)) > 2 * NEAR
             and abs(math.log(test.ratio / ratio)) < NEAR
-            and abs(math.log(other.ratio * ratio)) < NEAR
+            and abs(math.log(partner.ratio * ratio)) < NEAR
         ):
-            first, second = sorted((test.what, other.what))
+            first, second = sorted((test.what, partner.what))
             return f"the standard deviations of {first} and {second} are swapped"
     return ""
 

@@ -140,7 +140,7 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
         if matrix.layer is not None and matrix.linear and laws[name].sd > 0:
             groups.setdefault((matrix.role, matrix.shape, matrix.layers), []).append(name)
     z = critical(2 * len(laws))
-    factors = {each.name: each for each in readings if each.factor > 0}
+    factors = {reading.name: reading for reading in readings if reading.factor > 0}
     for (role, *_), names in groups.items():
         if len(names) < 3:
             continue
@@ -167,54 +167,56 @@ def _unused_outputs(account: Account) -> Iterator[Test]:
     """Products of which some outputs are cut off, and used by nothing."""
     record = account.graph.record
     inside = {matrix.array for matrix in account.matrices.values() if matrix.layer is not None}
-    left: dict[str, str] = {}
+    unused: dict[str, str] = {}
     for name in (name for name in record.parameters if name in inside):
-        product, *others = account.uses.get(name, [Node("none", (), ())])
-        pieces = _pieces(product, record.readers) if product.kind == "product" and not others else None
+        product, *other_uses = account.uses.get(name, [Node("none", (), ())])
+        pieces = _pieces(product, record.readers) if product.kind == "product" and not other_uses else None
         columns = [columns_of(record, Source(product, moves=(moves,))) for moves in pieces or ()]
-        known = [each for each in columns if each is not None]
+        known = [indices for indices in columns if indices is not None]
         outputs = product.shape[-1] if product.shape else 0
         used = len(np.unique(np.concatenate(known))) if known and len(known) == len(columns) else outputs
         if used < outputs:
-            left[name] = f"{outputs - used} of {outputs} outputs"
-    if left:
-        first, *more = left
-        also = f" (and {len(more)} more)" if more else ""
-        yield failed("unused", first, f"{left[first]} of {first} are not used{also}", *left)
+            unused[name] = f"{outputs - used} of {outputs} outputs"
+    if unused:
+        first, *names = unused
+        also = f" (and {len(names)} more)" if names else ""
+        yield failed("unused", first, f"{unused[first]} of {first} are not used{also}", *unused)
 
 
 def _pieces(product: Node, readers: Mapping[int, list[Node]]) -> list[tuple[Node, ...]] | None:
     """The moves to each piece of a product's outputs; None if a use of them all is among them."""
-    found: list[tuple[Node, ...]] = []
+    pieces: list[tuple[Node, ...]] = []
     stack: list[tuple[Node, tuple[Node, ...]]] = [(product, ())]
     while stack:
         node, moves = stack.pop()
-        for each in readers.get(node.number, []):
-            if each.kind != "view" or each.moved is None:
+        for reader in readers.get(node.number, []):
+            if reader.kind != "view" or reader.moved is None:
                 return None
-            if is_a(each.operation, "piece"):
-                found.append((*moves, each))
+            if is_a(reader.operation, "piece"):
+                pieces.append((*moves, reader))
             else:
-                stack.append((each, (*moves, each)))
-    return found or None
+                stack.append((reader, (*moves, reader)))
+    return pieces or None
 
 
 def _unused(account: Account) -> Iterator[Test]:
     """Parameters without use: mistakes inside of layers, unless others of their kind are used, as of experts."""
-    layers, left = account.layer_names, account.unreached
+    layers, unreached = account.layer_names, account.unreached
     used = {
         (layer, pattern_of(name))
-        for layer, name in (in_layer(each, layers) for each in {*account.graph.record.parameters} - {*left})
+        for layer, name in (
+            in_layer(parameter, layers) for parameter in {*account.graph.record.parameters} - {*unreached}
+        )
     }
     # A router may choose none of a layer's experts for these inputs.
     chosen = {in_layer(m.array, layers)[0] for m in account.matrices.values() if m.role == "router"}
     inside = []
-    for name in left:
-        layer, own = in_layer(name, layers)
+    for name in unreached:
+        layer, suffix = in_layer(name, layers)
         expert = layer in chosen and len(account.graph.record.parameters[name].shape) > 1
-        if layer and not expert and (layer, pattern_of(own)) not in used:
+        if layer and not expert and (layer, pattern_of(suffix)) not in used:
             inside.append(name)
-    outside = [name for name in left if name not in inside]
+    outside = [name for name in unreached if name not in inside]
     if inside:
         yield failed("unused", inside[0], f"no output follows from {some(inside)}", *inside)
     if outside:

@@ -66,22 +66,22 @@ def _inverse_norms(account: Account) -> Iterator[Test]:
 
 
 def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
-    wrong = [each for each in readings if each.normed and not each.even]
+    wrong = [reading for reading in readings if reading.normed and not reading.even]
     if wrong:
         says = f"the norm that {wrong[0].role} reads is not over the features of a token: its mean squares differ"
-        yield failed("norm", wrong[0].name, f"{says} ({some([each.name for each in wrong])})")
+        yield failed("norm", wrong[0].name, f"{says} ({some([reading.name for reading in wrong])})")
 
 
 def _attentions(account: Account) -> Iterator[Test]:
-    over = [each for each in account.logits if each.over not in ("keys", "")]
+    over = [logits for logits in account.logits if logits.over not in ("keys", "")]
     if over:
         says = f"softmax runs over {over[0].over}, not over keys (layer {over[0].layer}, {len(over)} in all)"
         yield failed("softmax", f"layer {over[0].layer}", says)
-    uneven = [each for each in account.logits if not all(is_even(norm) for norm in each.norms)]
+    uneven = [logits for logits in account.logits if not all(is_even(norm) for norm in logits.norms)]
     if uneven:
         says = f"norms of queries or keys are not over the features of a head (layer {uneven[0].layer})"
         yield failed("norm", f"layer {uneven[0].layer}", says)
-    wrong = [each for each in account.logits if not math.isclose(each.after, 1.0, rel_tol=1e-3) and each.after]
+    wrong = [logits for logits in account.logits if not math.isclose(logits.after, 1.0, rel_tol=1e-3) and logits.after]
     if wrong:
         first = wrong[0]
         size = "1/√d_k" if math.isclose(first.after, first.head_size**-0.5, rel_tol=1e-2) else f"{first.after:.4g}"
@@ -92,17 +92,19 @@ def _attentions(account: Account) -> Iterator[Test]:
 
 def _queries(account: Account, readings: list[Reading]) -> Iterator[Test]:
     """Keys that read the stream where queries read its norm, and values of another tensor than keys."""
-    apart = [each for each in account.logits if each.apart]
+    apart = [logits for logits in account.logits if logits.apart]
     if apart:
         says = f"values are of another tensor than keys (layer {apart[0].layer}, {len(apart)} in all)"
         yield failed("queries", f"layer {apart[0].layer}", says)
     by_layer: dict[int, dict[str, list[Reading]]] = {}
-    for each in readings:
-        if each.layer is not None and each.role in ("query", "key", "value"):
-            by_layer.setdefault(each.layer, {}).setdefault(each.role, []).append(each)
-    for layer, own in by_layer.items():
-        normed = [each.read for each in own.get("query", ()) if each.normed]
-        plain = [role for role in ("key", "value") if any(each.origin in normed for each in own.get(role, ()))]
+    for reading in readings:
+        if reading.layer is not None and reading.role in ("query", "key", "value"):
+            by_layer.setdefault(reading.layer, {}).setdefault(reading.role, []).append(reading)
+    for layer, by_role in by_layer.items():
+        normed = [reading.read for reading in by_role.get("query", ()) if reading.normed]
+        plain = [
+            role for role in ("key", "value") if any(reading.origin in normed for reading in by_role.get(role, ()))
+        ]
         if plain:
             says = f"{' and '.join(plain)} read the stream itself, where query reads its norm (layer {layer})"
             yield failed("queries", plain[0], says)
@@ -143,7 +145,7 @@ def _pairs(account: Account, zeros: list[str]) -> Iterator[tuple[str, str]]:
         by_layer.setdefault(matrix.layer, {}).setdefault(matrix.role, name)
     together = [("query", "key"), ("value", "attention output"), ("up", "mlp output"), ("gate", "mlp output")]
     together += [("gate", "up")]
-    for layer, own in by_layer.items():
+    for layer, by_role in by_layer.items():
         for first, second in together:
-            if layer is not None and first in own and second in own:
-                yield own[first], own[second]
+            if layer is not None and first in by_role and second in by_role:
+                yield by_role[first], by_role[second]

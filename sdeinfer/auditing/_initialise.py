@@ -81,12 +81,12 @@ def initialise(
     account = account_of(Graph(first_pass(network, inputs)[0]))
     if not account.streams:
         raise InputError("model: it has no residual stream, whose branches could be drawn")
-    own = {"width": account.width, "layers": account.layers}
+    sizes = {"width": account.width, "layers": account.layers}
     if account.logits:
-        own["head_size"] = account.logits[0].head_size
+        sizes["head_size"] = account.logits[0].head_size
     for name, needed in {"width": width, "layers": layers, "head_size": head_size}.items():
-        if needed is not None and own.get(name, needed) != needed:
-            raise InputError(f"{name}: the model has {own[name]}, and {needed} is needed")
+        if needed is not None and sizes.get(name, needed) != needed:
+            raise InputError(f"{name}: the model has {sizes[name]}, and {needed} is needed")
     if isinstance(recipe, list | tuple):
         rules: list[Any] = [recipe_of(rule, network) for rule in recipe]
     else:
@@ -122,19 +122,19 @@ def _drawn(
     account: Account, declared: Mapping[Matrix, Declared | None], seed: int, *, name: str
 ) -> tuple[dict[str, np.ndarray], tuple[Mapping[str, Any], ...]]:
     """New arrays by name; all σ are checked before the first array is filled."""
-    for matrix, found in declared.items():
-        if found is None and len(matrix.roles) > 1:
+    for matrix, law in declared.items():
+        if law is None and len(matrix.roles) > 1:
             roles = ", ".join(matrix.roles)
             raise InputError(f"model: {matrix.name} is {roles} in one array of unknown layout, with σ that differ")
-        if found is None and matrix.role != "bias":
+        if law is None and matrix.role != "bias":
             raise InputError(f"recipe: {name} has no standard deviation for {matrix.name} ({matrix.role})")
     new: dict[str, np.ndarray] = {}
     rows = []
-    for number, (matrix, found) in enumerate(declared.items()):
-        if found is None:
+    for number, (matrix, law) in enumerate(declared.items()):
+        if law is None:
             continue
         rng = np.random.default_rng([seed, number, 1])  # not those of `default_rng(seed)`
-        values = found.mean + found.sd * _unit(found.law, rng, matrix.shape)
+        values = law.mean + law.sd * _unit(law.law, rng, matrix.shape)
         if matrix.places is None:
             new[matrix.array] = values
         else:
@@ -143,7 +143,7 @@ def _drawn(
             array[matrix.places(np.arange(matrix.places.size))] = values.ravel()
         if matrix.role != "bias":
             place = {"path": matrix.name, "layer": matrix.layer, "matrix": matrix.role}
-            rows.append(place | {"fan_in": matrix.fan_in, "sd": found.sd})
+            rows.append(place | {"fan_in": matrix.fan_in, "sd": law.sd})
     shapes = {name: account.graph.record.parameters[name].shape for name in new}
     return {name: array.reshape(shapes[name]) for name, array in new.items()}, tuple(rows)
 

@@ -147,7 +147,7 @@ def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list
         for name, law in laws.items()
         if law.seen >= 64 and law.name not in ("constant", "zeros", "not finite") and math.isfinite(law.kurtosis)
     ]
-    found: dict[str, tuple[str, str, float]] = {}
+    pairs: dict[str, tuple[str, str, float]] = {}
     for part in (slice(0, SHARED), slice(-SHARED, None)) if len(names) > 1 else ():
         Z, counts = _standardised({name: parameters[name].read(part) for name in names}, laws)
         shared = np.minimum(counts[:, None], counts)
@@ -156,14 +156,14 @@ def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list
         first, second = np.nonzero(np.triu(np.abs(correlations) * np.sqrt(shared) > beyond, 1))
         for i, j in zip(first.tolist(), second.tolist(), strict=True):
             if abs(correlations[i, j]) > 0.05 or shared[i, j] > 2048:
-                found.setdefault(names[j], (names[i], names[j], float(np.clip(correlations[i, j], -1, 1))))
+                pairs.setdefault(names[j], (names[i], names[j], float(np.clip(correlations[i, j], -1, 1))))
     # Moments do not know the order of entries.
     moments = sorted((laws[n].seen, laws[n].kurtosis, laws[n].largest, n) for n in names if 256 <= laws[n].seen < MOST)
-    for one, other in itertools.pairwise(moments):
-        if one[0] == other[0] and np.allclose(one[1:3], other[1:3], rtol=2e-6, atol=0.0):
-            first, second = sorted((one[3], other[3]), key=names.index)
-            found.setdefault(second, (first, second, math.inf))
-    return list(found.values())
+    for earlier, later in itertools.pairwise(moments):
+        if earlier[0] == later[0] and np.allclose(earlier[1:3], later[1:3], rtol=2e-6, atol=0.0):
+            first, second = sorted((earlier[3], later[3]), key=names.index)
+            pairs.setdefault(second, (first, second, math.inf))
+    return list(pairs.values())
 
 
 def _standardised(entries: Mapping[str, np.ndarray], laws: Mapping[str, Law]) -> tuple[np.ndarray, np.ndarray]:

@@ -29,37 +29,37 @@ def tests_of_pass(books: Books, recipe: Recipe) -> list[Test]:
     ]
 
 
-def _near(found: float, declared: float) -> bool:
-    return math.isclose(found, declared, rel_tol=ALIKE / 2)
+def _near(value: float, declared: float) -> bool:
+    return math.isclose(value, declared, rel_tol=ALIKE / 2)
 
 
 def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> Iterator[Test]:
     """The factor of each norm, its gain and later factors together, at the matrices that read it."""
     read = {}
-    for each in readings:
-        if math.isfinite(each.factor):
-            read.setdefault(each.norms[0] if each.norms else each.origin.number, []).append(each)
+    for reading in readings:
+        if math.isfinite(reading.factor):
+            read.setdefault(reading.norms[0] if reading.norms else reading.origin.number, []).append(reading)
     for name, matrix in account.matrices.items():
         declared = recipe.gain(matrix) if matrix.role == "norm" else None
         if declared is None:
             continue
-        law, own = laws[name], read.pop(name, [])
+        law, group = laws[name], read.pop(name, [])
         mean, sd = account.gains.get(name, [(law.mean, law.sd)])[0]
         if declared != 1.0 and law.sd == 0 and abs(law.mean - declared) < 1e-6:
             continue  # the code fills it with this number, and multiplies by it or by 1 + w
         declared = declared or 1.0
         as_declared = abs(mean - declared) < ALIKE and sd < ALIKE
-        wrong = [each for each in own if not each.multiplies_by(declared, ALIKE)]
+        wrong = [reading for reading in group if not reading.multiplies_by(declared, ALIKE)]
         if as_declared and wrong:
             yield _of_reading(wrong, declared)
         else:
-            passed = as_declared or bool(own and not wrong and sd < ALIKE)
+            passed = as_declared or bool(group and not wrong and sd < ALIKE)
             says = f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {declared:g}"
             yield Test("norm", name, passed, says, names=(name,), ratio=mean)
-    for own in (own for key, own in read.items() if isinstance(key, int)):
-        matrix = dataclasses.replace(account.matrices[own[0].name], role="norm", name="", array="")
+    for group in (group for key, group in read.items() if isinstance(key, int)):
+        matrix = dataclasses.replace(account.matrices[group[0].name], role="norm", name="", array="")
         declared = recipe.gain(matrix)
-        wrong = [each for each in own if declared is not None and not each.multiplies_by(declared, ALIKE)]
+        wrong = [reading for reading in group if declared is not None and not reading.multiplies_by(declared, ALIKE)]
         if wrong and declared is not None:
             yield _of_reading(wrong, declared)
 
@@ -67,12 +67,12 @@ def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading
 def _of_reading(wrong: list[Reading], declared: float) -> Test:
     first = wrong[0]
     says = f"what {first.role} {first.name} reads is {first.factor:.3g} times a unit norm, declared {declared:g}"
-    return Test("reading", first.name, False, says, names=tuple(each.name for each in wrong), ratio=first.factor)  # noqa: FBT003
+    return Test("reading", first.name, False, says, names=tuple(reading.name for reading in wrong), ratio=first.factor)  # noqa: FBT003
 
 
 def _offsets(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
     """Offsets of norms, and parameters that scale branches."""
-    scales = {name for found in account.writers.values() for _, source in found for name in source.scales}
+    scales = {name for sums in account.writers.values() for _, source in sums for name in source.scales}
     for name, matrix in account.matrices.items():
         law = laws[name]
         if matrix.role == "norm bias" and (declared := recipe.gain(matrix)) is not None:
@@ -99,15 +99,17 @@ def _factors(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Itera
                 scales = math.prod(known.get(name, math.nan) for name in source.scales)
                 if source.gated or not math.isfinite(scales) or not scales:
                     continue
-                found = abs(source.factor / scales)
-                what = f"the branch of {place} is multiplied by"
-                yield _of_factor("factor", place, what, found, multiplier, source.node.parameters[:1])
+                factor = abs(source.factor / scales)
+                clause = f"the branch of {place} is multiplied by"
+                yield _of_factor("factor", place, clause, factor, multiplier, source.node.parameters[:1])
 
 
-def _of_factor(topic: str, place: str, what: str, found: float, declared: float, names: tuple[str, ...] = ()) -> Test:
-    says = f"{what} {found:.4g}, declared {declared:.4g}"
-    ratio = found / declared if declared else math.inf
-    return Test(topic, place, _near(found, declared), says, names=names, ratio=ratio)
+def _of_factor(
+    topic: str, place: str, clause: str, factor: float, declared: float, names: tuple[str, ...] = ()
+) -> Test:
+    says = f"{clause} {factor:.4g}, declared {declared:.4g}"
+    ratio = factor / declared if declared else math.inf
+    return Test(topic, place, _near(factor, declared), says, names=names, ratio=ratio)
 
 
 def _stream(account: Account, recipe: Recipe) -> Iterator[Test]:
@@ -116,25 +118,25 @@ def _stream(account: Account, recipe: Recipe) -> Iterator[Test]:
         skip = recipe.skip(chain[-1].layer + 1)
         for link in chain[1:] if skip is not None else ():
             place = f"{link.kind}, layer {link.layer}"
-            what = f"at {place} the stream is multiplied by"
-            yield _of_factor("stream", place, what, link.skip.factor, skip or 0.0)
+            clause = f"at {place} the stream is multiplied by"
+            yield _of_factor("stream", place, clause, link.skip.factor, skip or 0.0)
         for source in account.graph.sources(chain[0].skip.origin) if recipe.embedding else ():
             matrix = account.matrices.get(source.node.parameters[0]) if source.node.parameters else None
             if matrix and matrix.role == "embedding" and not source.normed:
-                found = abs(source.factor * chain[0].skip.factor)
-                what = "the embedding is multiplied by"
-                yield _of_factor("stream", "embedding", what, found, recipe.embedding or 0.0)
+                factor = abs(source.factor * chain[0].skip.factor)
+                clause = "the embedding is multiplied by"
+                yield _of_factor("stream", "embedding", clause, factor, recipe.embedding or 0.0)
 
 
 def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
-    pairs = [(each, recipe.logits_factor(each)) for each in account.logits]
-    known = [(each, declared) for each, declared in pairs if declared is not None]
+    pairs = [(logits, recipe.logits_factor(logits)) for logits in account.logits]
+    known = [(logits, declared) for logits, declared in pairs if declared is not None]
     wrong = [pair for pair in known if not _near(abs(pair[0].factor), pair[1])]
-    cause = cause_of_logits([(each, each.factor / declared) for each, declared in wrong], account.width)
-    for each, declared in known:
-        says = f"logits of layer {each.layer} are multiplied by {each.factor:.4g}, declared {declared:.4g}"
-        ratio, passed = each.factor / declared, (each, declared) not in wrong
-        yield Test("logits", f"layer {each.layer}", passed, says, "" if passed else cause, ratio=ratio)
+    cause = cause_of_logits([(logits, logits.factor / declared) for logits, declared in wrong], account.width)
+    for logits, declared in known:
+        says = f"logits of layer {logits.layer} are multiplied by {logits.factor:.4g}, declared {declared:.4g}"
+        ratio, passed = logits.factor / declared, (logits, declared) not in wrong
+        yield Test("logits", f"layer {logits.layer}", passed, says, "" if passed else cause, ratio=ratio)
 
 
 def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
@@ -146,17 +148,17 @@ def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
         yield Test("untested", "logits", None, "the factor of logits: no attention was seen")
 
 
-def tests_of_mask(found: Dependences, *, causal: bool | None) -> Iterator[Test]:
+def tests_of_mask(dependences: Dependences, *, causal: bool | None) -> Iterator[Test]:
     """Whether tokens see later ones, as declared."""
     if causal is None:
         return
-    if found.causal is None:
+    if dependences.causal is None:
         yield Test("untested", "causal", None, f"causal={causal}: these inputs have no tokens that could be changed")
         return
     says = "tokens do not see later ones, where no mask is declared"
     if causal:
-        says = f"later tokens change earlier ones from {found.first} on: the causal mask is not there"
-    yield Test("mask", "mask", found.causal is causal, says)
+        says = f"later tokens change earlier ones from {dependences.first} on: the causal mask is not there"
+    yield Test("mask", "mask", dependences.causal is causal, says)
 
 
 def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading], declared: str | None):
@@ -167,41 +169,41 @@ def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Seq
 
 
 def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for each in norms:
-        place = f"{each.link.kind}, layer {each.link.layer}"
-        if each.link.normed and each.link.before is not None:
+    for branch in norms:
+        place = f"{branch.link.kind}, layer {branch.link.layer}"
+        if branch.link.normed and branch.link.before is not None:
             yield failed("stream", place, f"the stream itself is normalised ({place})")
-        elif each.before is None:
+        elif branch.before is None:
             yield Test("untested", place, None, f"norm='pre': what reads the stream in {place} was not seen")
         else:
-            plain = [reading.name for reading in each.readers if not reading.normed]
+            plain = [reader.name for reader in branch.readers if not reader.normed]
             names = ", ".join(plain[:2])
             says = f"{names} {'reads' if len(plain) == 1 else 'read'} the stream without a norm ({place})"
-            yield Test("norms", place, each.before, says, names=tuple(plain))
+            yield Test("norms", place, branch.before, says, names=tuple(plain))
     ends = {chain[-1].sum.number for chain in account.streams}
-    for each in readings:
-        if each.role == "head" and each.read.number in ends:
-            says = f"{each.name} reads the stream without a norm"
-            yield Test("norms", "head", each.normed, says, names=(each.name,))
+    for reading in readings:
+        if reading.role == "head" and reading.read.number in ends:
+            says = f"{reading.name} reads the stream without a norm"
+            yield Test("norms", "head", reading.normed, says, names=(reading.name,))
 
 
 def _post(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for each in norms:
-        place = f"{each.link.kind}, layer {each.link.layer}"
-        yield Test("stream", place, each.after_sum, f"the stream is not normalised after the sum of {place}")
+    for branch in norms:
+        place = f"{branch.link.kind}, layer {branch.link.layer}"
+        yield Test("stream", place, branch.after_sum, f"the stream is not normalised after the sum of {place}")
 
 
 def _sandwich(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
     yield from _pre(account, norms, readings)
-    for each in norms:
-        place = f"{each.link.kind}, layer {each.link.layer}"
-        yield Test("norms", place, each.of_branch, f"what {place} adds is not normalised")
+    for branch in norms:
+        place = f"{branch.link.kind}, layer {branch.link.layer}"
+        yield Test("norms", place, branch.of_branch, f"what {place} adds is not normalised")
 
 
 def _qk(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for each in account.logits:
-        which = "queries or keys are" if each.normed else "queries and keys are"
-        yield Test("norms", f"layer {each.layer}", each.both, f"{which} not normalised (layer {each.layer})")
+    for logits in account.logits:
+        subject = "queries or keys are" if logits.normed else "queries and keys are"
+        yield Test("norms", f"layer {logits.layer}", logits.both, f"{subject} not normalised (layer {logits.layer})")
 
 
 NORMS: dict[str, Callable[..., Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}

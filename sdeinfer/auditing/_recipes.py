@@ -167,12 +167,12 @@ def deepnet(base: Recipe | None = None) -> Recipe:
     base = xavier() if base is None else base
 
     def scaled(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float | None]:
-        def of(matrix: Matrix) -> float | None:
+        def scaled_sd(matrix: Matrix) -> float | None:
             value = sd(matrix)
             beta = 1.0 if {matrix.role, matrix.of} & {"query", "key"} else (8 * matrix.layers) ** -0.25
             return None if value is None else value * beta
 
-        return of
+        return scaled_sd
 
     return dataclasses.replace(
         base,

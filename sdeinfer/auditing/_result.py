@@ -78,15 +78,15 @@ class Audit:
         if self.passed is None and not self.declared:
             return f"nothing declared: {self.name}: {'; '.join([self.words, *self.notes])}"
         if self.passed is None:
-            more = f" (and {len(self.untested) - 3} more)" if len(self.untested) > 3 else ""
-            return f"not tested: {'; '.join(self.untested[:3])}{more}; {self.name}: {self._as_declared()}"
+            tail = f" (and {len(self.untested) - 3} more)" if len(self.untested) > 3 else ""
+            return f"not tested: {'; '.join(self.untested[:3])}{tail}; {self.name}: {self._as_declared()}"
         if self.passed:
             return "; ".join([f"passed: {self.name}: {self._as_declared()}", *self.notes])
         clauses = clauses_of(self.failed)
-        more = f" (also: {len(clauses) - 3} more)" if len(clauses) > 3 else ""
-        named = self.recipe is not None and any(each.topic != "copies" for each in self.failed)
+        tail = f" (also: {len(clauses) - 3} more)" if len(clauses) > 3 else ""
+        named = self.recipe is not None and any(test.topic != "copies" for test in self.failed)
         declares = f" [declared: {self.recipe.name}]" if self.recipe is not None and named else ""
-        return f"failed: {self.name}: {'; '.join(clauses[:3])}{more}{declares}{f'; {self.hint}' if self.hint else ''}"
+        return f"failed: {self.name}: {'; '.join(clauses[:3])}{tail}{declares}{f'; {self.hint}' if self.hint else ''}"
 
     def _as_declared(self) -> str:
         """The σ of each role, which passed."""

@@ -107,8 +107,8 @@ def scaling(
         books = books_of(network, inputs(width) if callable(inputs) else inputs)
         rule = recipe_of(recipe, network)
         size = {"width": width, "layers": layers}
-        for kind, own in _writers(rows_of(books.account, books.laws, rule)).items():
-            rows.append(size | _strength(books.account, kind, own))
+        for kind, group in _writers(rows_of(books.account, books.laws, rule)).items():
+            rows.append(size | _strength(books.account, kind, group))
         chain = max(books.account.streams, key=len, default=[])
         if chain:
             growth = chain[-1].sum.square / chain[0].skip.origin.square
@@ -122,26 +122,26 @@ def scaling(
 
 
 def _writers(rows: list[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.matrix.last and row.law.sd > 0:
-            found.setdefault(row.matrix.role.removesuffix(" output"), []).append(row)
-    return found
+            groups.setdefault(row.matrix.role.removesuffix(" output"), []).append(row)
+    return groups
 
 
-def _strength(account: Any, kind: str, own: list[Row]) -> dict[str, Any]:
+def _strength(account: Any, kind: str, rows: list[Row]) -> dict[str, Any]:
     """Log of c σ √u, common to all layers, and its standard deviation."""
-    weights = np.array([row.law.error**-2.0 for row in own])
-    factors = [abs(account.writers[row.matrix.array][0][1].factor) for row in own]
-    strengths = [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(own, factors, strict=True)]
+    weights = np.array([row.law.error**-2.0 for row in rows])
+    factors = [abs(account.writers[row.matrix.array][0][1].factor) for row in rows]
+    strengths = [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(rows, factors, strict=True)]
     logs = np.log(strengths)
     # A declared factor of the branch is in `row.factor`, which is that found over it.
     declared = [
         math.log(strength * row.declared / row.law.sd / abs(row.factor))
-        for row, strength in zip(own, strengths, strict=True)
+        for row, strength in zip(rows, strengths, strict=True)
         if row.declared
     ]
-    mean = float(np.mean(declared)) if len(declared) == len(own) else math.nan
+    mean = float(np.mean(declared)) if len(declared) == len(rows) else math.nan
     return _row(f"{kind}.strength", float(weights @ logs / weights.sum()), float(weights.sum() ** -0.5), mean)
 
 

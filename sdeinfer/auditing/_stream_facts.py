@@ -19,8 +19,8 @@ from sdeinfer.passes._record import Node
 
 def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
     """Mistakes in what is added to what: the first one, and layers that are unlike the others."""
-    found = itertools.chain(_not_in_series(account), _twice(account), _subtracted(account), _not_added(account))
-    return [*itertools.islice(found, 1), *_unlike_norms(norms)]
+    findings = itertools.chain(_not_in_series(account), _twice(account), _subtracted(account), _not_added(account))
+    return [*itertools.islice(findings, 1), *_unlike_norms(norms)]
 
 
 def _sums(account: Account) -> list[Node]:
@@ -39,9 +39,9 @@ def _not_in_series(account: Account) -> Iterator[Test]:
             inside = graph.has(branch, node) and not graph.has(start, node)
             if node.number in numbers or not inside or start not in sides:
                 continue
-            other = sides[sides[0] is start]
-            before = "input of the sum" if graph.depends(other, start) else "branch"
-            if before == "branch" and not graph.depends(start, other):
+            opposite = sides[sides[0] is start]
+            before = "input of the sum" if graph.depends(opposite, start) else "branch"
+            if before == "branch" and not graph.depends(start, opposite):
                 continue
             says = f"the {link.kind} of layer {link.layer} is added to the {before} before it, not to it"
             yield failed("series", f"layer {link.layer}", says)
@@ -49,8 +49,8 @@ def _not_in_series(account: Account) -> Iterator[Test]:
 
 def _twice(account: Account) -> Iterator[Test]:
     for node in _sums(account):
-        (one, by_one), (other, by_other) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
-        if one is other and by_one == by_other and any(_alike(node, chain[-1].sum) for chain in account.streams):
+        (left, by_left), (right, by_right) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
+        if left is right and by_left == by_right and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
     for link in links_of(account):
         if link.again:
@@ -84,12 +84,12 @@ def _not_added(account: Account) -> Iterator[Test]:
     layers = account.layer_names
     written = {in_layer(name, layers)[1] for name in account.writers} - {""}
     uses = [name for name, nodes in account.uses.items() if nodes[0].kind == "product"]
-    left = [name for name in uses if in_layer(name, layers)[1] in written and name not in account.writers]
-    added = {*_added_elsewhere(account)} if left else {}
-    left = [name for name in left if name not in added]
-    if left:
-        says = f"what {some(left)} returns is not added to the stream, as it is in other layers"
-        yield failed("series", left[0], says, *left)
+    missing = [name for name in uses if in_layer(name, layers)[1] in written and name not in account.writers]
+    added = {*_added_elsewhere(account)} if missing else {}
+    missing = [name for name in missing if name not in added]
+    if missing:
+        says = f"what {some(missing)} returns is not added to the stream, as it is in other layers"
+        yield failed("series", missing[0], says, *missing)
         return
     graph, record = account.graph, account.graph.record
     softmax = softmaxes_in(graph, record.nodes)
@@ -116,15 +116,15 @@ def _added_elsewhere(account: Account) -> Iterator[str]:
     for node in graph.record.nodes:
         if node.kind == "sum" and not node.fixed:
             latents = [fixed for fixed in node.about.get("fixed", ()) if _alike(node, fixed)]
-            for side, other in zip(node.inputs, [*node.inputs[:0:-1], *node.inputs[:1]], strict=False):
-                for source in graph.sources(side) if latents or other is not side else ():
-                    if other is side or not graph.has(graph.term(other).origin, source.node):
+            for side, opposite in zip(node.inputs, [*node.inputs[:0:-1], *node.inputs[:1]], strict=False):
+                for source in graph.sources(side) if latents or opposite is not side else ():
+                    if opposite is side or not graph.has(graph.term(opposite).origin, source.node):
                         yield from source.node.parameters[:1]
 
 
-def _alike(node: Node, other: Node) -> bool:
+def _alike(node: Node, peer: Node) -> bool:
     """Whether two tensors have the same tokens and width."""
-    return node.shape[-1:] == other.shape[-1:] and math.prod(node.shape) == math.prod(other.shape)
+    return node.shape[-1:] == peer.shape[-1:] and math.prod(node.shape) == math.prod(peer.shape)
 
 
 def _in_a_branch(account: Account, node: Node) -> bool:
@@ -157,20 +157,20 @@ def _broken(account: Account) -> Iterator[Test]:
 def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
     """Branches that read the stream itself, or sums that are normed, unlike those of other layers."""
     by_kind: dict[tuple, list[BranchNorms]] = {}
-    for each in norms:
-        by_kind.setdefault((each.link.kind, each.link.sum.shape), []).append(each)
+    for branch in norms:
+        by_kind.setdefault((branch.link.kind, branch.link.sum.shape), []).append(branch)
     words = {True: "reads the norm of the stream", False: "reads the stream without a norm"}
     after = {True: "follows a norm of the stream itself", False: "follows no norm of the stream itself"}
-    for (kind, _), own in by_kind.items():
-        reads = [(each.before, each) for each in own if each.before is not None]
-        reads = reads[1:] if own[0].link.before is None and own[0].before is False else reads
-        follows = [(each.link.normed, each) for each in own if each.link.before is not None]
-        backs = [each.back for each in own]
+    for (kind, _), branches in by_kind.items():
+        reads = [(branch.before, branch) for branch in branches if branch.before is not None]
+        reads = reads[1:] if branches[0].link.before is None and branches[0].before is False else reads
+        follows = [(branch.link.normed, branch) for branch in branches if branch.link.before is not None]
+        backs = [branch.back for branch in branches]
         usual = max(backs, key=backs.count)
-        same = [(each.back == usual, each) for each in own]
-        for pairs, says in ((reads, words), (follows, after), (same, {False: "reads another state of the stream"})):
+        states = [(branch.back == usual, branch) for branch in branches]
+        for pairs, says in ((reads, words), (follows, after), (states, {False: "reads another state of the stream"})):
             for value, text in says.items():
-                odd = [each for found, each in pairs if found is value]
+                odd = [branch for flag, branch in pairs if flag is value]
                 if 0 < len(odd) <= len(pairs) // 3:
                     place = f"layer {odd[0].link.layer}"
                     yield failed("unlike", place, f"{kind} of {place} {text}, unlike that of other layers")

@@ -145,7 +145,7 @@ def tests_of_rows(rows: Sequence[Row], account: Account, recipe: Recipe) -> list
     for row in rows:
         if row.by is not None and row.law.size and row.law.name != "not finite" and row.matrix.role != "mask":
             groups.setdefault(row.group, []).append(row)
-    of_groups = [test for group, own in groups.items() for test in _of_group(group, own, z)]
+    of_groups = [test for group, members in groups.items() for test in _of_group(group, members, z)]
     return [*of_groups, *_values(rows, account), *_laws(rows, z), *_of_unknown_layout(rows, recipe)]
 
 
@@ -156,10 +156,10 @@ def pooled_ratio(rows: Sequence[Row]) -> tuple[float, float]:
     return 0.5 * math.log(square), float(weights.sum() ** -0.5)
 
 
-def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
+def _of_group(group: str, rows: list[Row], z: float) -> Iterator[Test]:
     """Tests of σ of a role, or of a name in all layers, and of each tensor of it."""
     drawn = []
-    for row in own:
+    for row in rows:
         if not row.declared or (row.matrix.role in ("norm", "norm bias") and row.by is not None):
             continue  # a glob of matrices may also match gains
         if row.law.sd > 0 or row.law.size == 1:
@@ -182,13 +182,13 @@ def _of_group(group: str, own: list[Row], z: float) -> Iterator[Test]:
         yield Test(row.topic, name, near, says, "", (name,), row.ratio, row.error)
 
 
-def _says(own: list[Row], log_ratio: float, error: float) -> str:
-    matrix = own[0].matrix
-    name = matrix.name if len(own) == 1 else pattern_of(matrix.name) if matrix.role in ("inner", "reads") else ""
-    name = own[0].group if own[0].group not in (matrix.role, matrix.name) else name
+def _says(rows: list[Row], log_ratio: float, error: float) -> str:
+    matrix = rows[0].matrix
+    name = matrix.name if len(rows) == 1 else pattern_of(matrix.name) if matrix.role in ("inner", "reads") else ""
+    name = rows[0].group if rows[0].group not in (matrix.role, matrix.name) else name
     digits, ratio = int(np.clip(-math.floor(math.log10(max(error, 1e-6))), 2, 4)), math.exp(log_ratio)
-    what = " ".join(word for word in (matrix.role.removesuffix("other"), name) if word)
-    return f"σ of {what} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
+    subject = " ".join(word for word in (matrix.role.removesuffix("other"), name) if word)
+    return f"σ of {subject} is {ratio:.{digits}f} ± {ratio * error:.{digits}f} times"
 
 
 def pattern_of(name: str) -> str:

@@ -29,12 +29,14 @@ def _size(account: Account, norms: Sequence[BranchNorms]) -> str:
 
 
 def _places(norms: Sequence[BranchNorms]) -> str:
-    if any(each.link.normed for each in norms):
+    if any(branch.link.normed for branch in norms):
         return "norms after sums"
-    known = [each.before for each in norms if each.before is not None]
+    known = [branch.before for branch in norms if branch.before is not None]
     if known and all(known):
-        return "norms before and after branches" if all(each.of_branch for each in norms) else "norms before branches"
-    if norms and all(each.of_branch for each in norms):
+        return (
+            "norms before and after branches" if all(branch.of_branch for branch in norms) else "norms before branches"
+        )
+    if norms and all(branch.of_branch for branch in norms):
         return "norms after branches"
     return "norms before some branches" if any(known) else "no norms of the stream"
 
@@ -65,10 +67,11 @@ def _depth(account: Account, by_role: Mapping[str, list[float]]) -> list[str]:
 
 
 def _logits(account: Account) -> list[str]:
-    found = dict.fromkeys(
-        _factor(each.factor, each.head_size) + (" (q, k normed)" if each.normed else "") for each in account.logits
+    factors = dict.fromkeys(
+        _factor(logits.factor, logits.head_size) + (" (q, k normed)" if logits.normed else "")
+        for logits in account.logits
     )
-    return [f"logits × {', '.join(list(found)[:3])}"] if found else []
+    return [f"logits × {', '.join(list(factors)[:3])}"] if factors else []
 
 
 def _factor(factor: float, size: int) -> str:
@@ -85,31 +88,31 @@ def _stream(account: Account) -> list[str]:
         "stream": {f"{link.skip.factor:.3g}" for chain in account.streams for link in chain[1:]},
         "embedding": {f"{chain[0].skip.factor:.3g}" for chain in account.streams},
     }
-    found = [f"{what} × {', '.join(sorted(values))}" for what, values in factors.items() if values - {"1"}]
+    clauses = [f"{operand} × {', '.join(sorted(values))}" for operand, values in factors.items() if values - {"1"}]
     scales = any(source.scales and not source.normed for source in sources)
-    return found + (["branches × parameters (LayerScale)"] if scales else [])
+    return clauses + (["branches × parameters (LayerScale)"] if scales else [])
 
 
 def clauses_of(failed: tuple[Test, ...]) -> list[str]:
     """Sentences of failed tests; those with one cause, or of one topic for several tensors, become one."""
-    found: dict[tuple[str, str], list[Test]] = {}
+    groups: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
         alone = test.says if test.topic not in TOGETHER else ""
         key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
-        found.setdefault((test.topic, key), []).append(test)
+        groups.setdefault((test.topic, key), []).append(test)
     clauses = []
-    for own in found.values():
-        first = own[0]
-        roles = list(dict.fromkeys(test.what for test in own))
+    for group in groups.values():
+        first = group[0]
+        roles = list(dict.fromkeys(test.what for test in group))
         if first.topic == "σ" and first.cause and len(roles) > 1:
-            alike = [test for test in own if abs(math.log(test.ratio / first.ratio)) < ALIKE]
+            alike = [test for test in group if abs(math.log(test.ratio / first.ratio)) < ALIKE]
             same = list(dict.fromkeys(test.what for test in alike))
-            others = [test.says for test in own if test not in alike]
-            says = "; ".join([first.says.replace(first.what, " and ".join(same), 1), *others[:2]])
-            causes = dict.fromkeys(test.cause for test in own)
+            other_clauses = [test.says for test in group if test not in alike]
+            says = "; ".join([first.says.replace(first.what, " and ".join(same), 1), *other_clauses[:2]])
+            causes = dict.fromkeys(test.cause for test in group)
             clauses.append(f"{says} the declared: {'; '.join(list(causes)[:2])}")
             continue
-        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        remainder = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
         tail = " the declared" if first.says.endswith("times") else ""
-        clauses.append(f"{first.says}{tail}{f': {first.cause}' if first.cause else ''}{more}")
+        clauses.append(f"{first.says}{tail}{f': {first.cause}' if first.cause else ''}{remainder}")
     return clauses

@@ -38,9 +38,9 @@ def evidence_of_others(data: xr.Dataset, order: BlockOrder, name: str, log_facto
     networks = max(1, MOST_INCREMENTS // len(branches))
     increments = data.isel(branch=branches, network=slice(networks))
     block = reshaped(order.blocks[part], log_factor)
-    own = _log_density(increments, block)
+    log_density = _log_density(increments, block)
     others = _alternatives(block, data)
-    evidence = {words: _log_density(increments, other) - own for words, other in others.items()}
+    evidence = {words: _log_density(increments, alternative) - log_density for words, alternative in others.items()}
     return {words: value for words, value in evidence.items() if np.isfinite(value)}
 
 

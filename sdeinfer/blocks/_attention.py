@@ -28,7 +28,7 @@ from sdeinfer.blocks._logits import (
     Products,
     Rotation,
     Softmax,
-    is_even,
+    is_rotatable,
     other_masks,
     plain_products,
     require_base,
@@ -96,7 +96,7 @@ class SelfAttention(AbstractBranch):
             raise InputError(f"key_value_heads: {self.heads} heads are not a multiple of {self.groups}")
         if self.rope is not None:
             require_base(self.rope)
-        if self.rope_size is not None and (self.rope is None or not is_even(self.rope_size)):
+        if self.rope_size is not None and (self.rope is None or not is_rotatable(self.rope_size)):
             raise InputError(f"rope_size: an even number beside a base is needed, got {shown(self.rope_size)}")
         if self.qk_norm not in ("head", "all", None):
             raise InputError(f"qk_norm: one of head, all, None is needed, got {shown(self.qk_norm)}")
@@ -162,7 +162,7 @@ class SelfAttention(AbstractBranch):
             return jnp.moveaxis(flat.reshape(tokens, count, size), 1, 0)
 
         counts = (self.heads, self.groups, self.groups)
-        q, k, v = (heads_of(self.gain, count, own) for count, own in zip(counts, keys, strict=True))
+        q, k, v = (heads_of(self.gain, count, key_heads) for count, key_heads in zip(counts, keys, strict=True))
         q, k = (self.turned(self._normed(x)) for x in (q, k))
         k, v = (jnp.repeat(x, shared, axis=0) for x in (k, v))
         h = self.softmax(size)(jnp.einsum("hac,hbc->hab", q, k)) @ v
@@ -182,15 +182,15 @@ class SelfAttention(AbstractBranch):
             freedom, tokens=tokens, blocks=self.groups, normals=0 if plain is None else shared, dtype=V.dtype, keys=keys
         )
         factors = [wishart_factor(nu, drawn.normals[k], drawn.chi[k]) for k, nu in enumerate(freedom)]
-        found = []
+        summands = []
         if plain is not None:
             inside = drawn.normals[len(freedom) :]
-            found.append(plain_products(L, L, size=plain, B=factors[1], inside=inside, outside=factors[2:]))
+            summands.append(plain_products(L, L, size=plain, B=factors[1], inside=inside, outside=factors[2:]))
         if self.rope is not None:
             rotation, rotated = Rotation.of(self.rope, self.pattern, tokens), self.rope_size or size
             groups = {"shared": shared, "groups": self.groups, "key_groups": self.groups}
-            found.append(rotated_products(L, L, rotation, rotated, **groups, keys=keys))
-        sums = functools.reduce(Products.with_features, found)
+            summands.append(rotated_products(L, L, rotation, rotated, **groups, keys=keys))
+        sums = functools.reduce(Products.with_features, summands)
         products = sums.products if self.qk_norm is None else sums.normed(self.qk_norm, size)
         A = jnp.moveaxis(self.softmax(size)(jnp.moveaxis(products, (1, 2), (-2, -1))), (-2, -1), (1, 2))
         if self.gate is not None:
@@ -214,8 +214,8 @@ class SelfAttention(AbstractBranch):
         def add(number: Int[Array, ""], S: Array) -> Array:
             shape = (1 + shared, tokens, COLUMNS_AT_ONCE, self.groups)
             value, *gates = keys.normals(shape, V.dtype, stream=GATES, block=number)
-            there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < size
-            v = jnp.where(there[:, None, None], matmul(L, value), 0.0)
+            is_feature = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < size
+            v = jnp.where(is_feature[:, None, None], matmul(L, value), 0.0)
             for of_head, gate in zip(A, gates, strict=True):
                 h = matmul(of_head, v) * jax.nn.sigmoid(matmul(of_gates, gate))
                 S = S + total(gram(h), axis=2)[:, :, None]

@@ -30,7 +30,7 @@ def text_of(stack: Stack) -> str:
     blocks = []
     for block in stack.layers:
         assert isinstance(block, Block)
-        blocks.append(_fields(block) | {"branch": {"kind": name_of(block), **_fields(block.branch)}})
+        blocks.append(_fields(block) | {"branch": {"kind": branch_name(block), **_fields(block.branch)}})
     return json.dumps({"beside each other": blocks} if isinstance(stack, Parallel) else blocks)
 
 
@@ -44,7 +44,7 @@ def attributes_of_blocks(order: BlockOrder) -> dict[str, str]:
         return {}
 
 
-def name_of(block: Block) -> str:
+def branch_name(block: Block) -> str:
     """The name of the type of a block's branch."""
     return next(name for name, kind in BRANCHES.items() if isinstance(block.branch, kind))
 
@@ -71,36 +71,36 @@ def stack_in(attrs: Mapping[Any, Any]) -> Stack:
 
 def _block(given: dict[str, Any], pattern: Pattern) -> Block:
     fields = given["branch"]
-    more = {"pattern": pattern} if "attention" in fields["kind"] else {}
+    mask = {"pattern": pattern} if "attention" in fields["kind"] else {}
     sizes = {name: value for name, value in fields.items() if name != "kind"}
-    branch: Any = BRANCHES[fields["kind"]](**sizes, **more)
+    branch: Any = BRANCHES[fields["kind"]](**sizes, **mask)
     return Block(branch, **{name: value for name, value in given.items() if name != "branch"})
 
 
 def _fields(of: Any) -> dict[str, Any]:
     """Fields that JSON can hold; numbers of parameters as floats."""
-    values = {each.name: getattr(of, each.name) for each in dataclasses.fields(of)}
-    own = {name: value for name, value in values.items() if name not in ("branch", "pattern")}
-    return {name: float(x) if isinstance(x, np.ndarray) or hasattr(x, "dtype") else x for name, x in own.items()}
+    values = {field.name: getattr(of, field.name) for field in dataclasses.fields(of)}
+    settings = {name: value for name, value in values.items() if name not in ("branch", "pattern")}
+    return {name: float(x) if isinstance(x, np.ndarray) or hasattr(x, "dtype") else x for name, x in settings.items()}
 
 
-def unlike_blocks(declared: Stack, found: Stack) -> list[str]:
+def unlike_blocks(declared: Stack, actual: Stack) -> list[str]:
     """Differences of two stacks that no weights change, in words."""
-    kinds, others = (_kinds(stack) for stack in (declared, found))
-    if kinds != others:
-        return [f"its layers are {others}, those declared {kinds}"]
+    kinds, other_kinds = (_kinds(stack) for stack in (declared, actual))
+    if kinds != other_kinds:
+        return [f"its layers are {other_kinds}, those declared {kinds}"]
     lines = []
-    for one, other in zip(declared.layers, found.layers, strict=True):
-        assert isinstance(one, Block)
+    for block, other in zip(declared.layers, actual.layers, strict=True):
+        assert isinstance(block, Block)
         assert isinstance(other, Block)
-        facts, others = _facts(one), _facts(other)
-        unlike = (name for name in facts if facts[name] != others[name])
-        lines += [f"{one.part_name}: {name} {others[name]}, declared {facts[name]}" for name in unlike]
+        facts, other_facts = _facts(block), _facts(other)
+        unlike = (name for name in facts if facts[name] != other_facts[name])
+        lines += [f"{block.part_name}: {name} {other_facts[name]}, declared {facts[name]}" for name in unlike]
     return lines
 
 
 def _kinds(stack: Stack) -> str:
-    names = [name_of(block) for block in stack.layers if isinstance(block, Block)]
+    names = [branch_name(block) for block in stack.layers if isinstance(block, Block)]
     return (" beside " if isinstance(stack, Parallel) else " and ").join(names)
 
 

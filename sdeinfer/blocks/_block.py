@@ -108,10 +108,10 @@ class Block(AbstractLayer):
         h = self.branch.hidden(U, key=key_hidden)
         W = jr.normal(key_out, (h.shape[1], U.shape[1]), U.dtype)
         offset = jr.normal(key_bias, (U.shape[1],), U.dtype)
-        found = self.strength * h @ W / jnp.sqrt(h.shape[1]) + jnp.sqrt(self.bias) * offset
+        delta = self.strength * h @ W / jnp.sqrt(h.shape[1]) + jnp.sqrt(self.bias) * offset
         if not self.dropout:
-            return found
-        return jnp.where(jr.bernoulli(key_kept, 1 - self.dropout, found.shape), found / (1 - self.dropout), 0.0)
+            return delta
+        return jnp.where(jr.bernoulli(key_kept, 1 - self.dropout, delta.shape), delta / (1 - self.dropout), 0.0)
 
     def with_increment(self, X: Float[Array, "m n"], increment: Float[Array, "m n"]) -> Float[Array, "m n"]:
         """The output, given what the branch adds."""
@@ -144,8 +144,8 @@ class Block(AbstractLayer):
             squares = total(jnp.square(parts.inside) + jnp.square(parts.outside), axis=1)
             scale = self.output_gain / jnp.sqrt(squares + self.output_epsilon)
             parts = IncrementParts(parts.stream, *(part * scale[:, None] for part in parts[1:]))
-        found = parts.sum_covariance(self.skip)
-        return found if self.position == "pre" else normalised_covariance(found, self.norm)
+        covariance = parts.sum_covariance(self.skip)
+        return covariance if self.position == "pre" else normalised_covariance(covariance, self.norm)
 
     def read_covariance(
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys

@@ -34,8 +34,8 @@ def read_covariance(data: xr.Dataset, block: Block, branch: int) -> Float[np.nda
     if data.attrs.get("reads") != "stream" or block.position == "post":
         return V
     mean = data["mean"].values[:, branch]
-    found = normalised_covariance(jnp.moveaxis(V, 0, -1), block.norm, jnp.moveaxis(mean, 0, -1))
-    return np.moveaxis(np.asarray(found), -1, 0)
+    covariance = normalised_covariance(jnp.moveaxis(V, 0, -1), block.norm, jnp.moveaxis(mean, 0, -1))
+    return np.moveaxis(np.asarray(covariance), -1, 0)
 
 
 def branch_coefficients(
@@ -47,21 +47,23 @@ def branch_coefficients(
     seed: int = 0,
 ) -> Float[np.ndarray, "networks branches grid 4"]:
     """Log densities of the increments as polynomials in log g², at each of the factors; see `in_factor`."""
-    found = np.empty((data.sizes["network"], data.sizes["branch"], len(log_factors), 4))
+    coefficients = np.empty((data.sizes["network"], data.sizes["branch"], len(log_factors), 4))
 
-    def fill(here: Reading) -> None:
-        D, nodes = data["increment"].values[here.network, here.branch], here.nodes(log2=log2, seed=seed)
+    def fill(entry: BranchInput) -> None:
+        D, nodes = data["increment"].values[entry.network, entry.branch], entry.nodes(log2=log2, seed=seed)
         with jax.enable_x64(True):  # noqa: FBT003
-            table = _table(here.block, jnp.asarray(here.V), jnp.asarray(D), nodes, log_factors, jnp.asarray(here.width))
-        found[here.network, here.branch] = table
+            table = _table(
+                entry.block, jnp.asarray(entry.V), jnp.asarray(D), nodes, log_factors, jnp.asarray(entry.width)
+            )
+        coefficients[entry.network, entry.branch] = table
 
-    over_readings(fill, list(readings(data, order)))
+    over_inputs(fill, list(branch_inputs(data, order)))
     # Interpolation would spread a hole over all of the table.
-    faulty = ~np.isfinite(found).all(axis=(0, 2, 3))
+    faulty = ~np.isfinite(coefficients).all(axis=(0, 2, 3))
     if faulty.any():
         branch = int(np.argmax(faulty))
         raise InputError(f"increment: branch {branch}: has no density by its block's law: are tokens nearly equal?")
-    return found
+    return coefficients
 
 
 def labelled(
@@ -70,11 +72,11 @@ def labelled(
     """The result of `branch_coefficients` as a Dataset, with the name of each branch's block as `part`."""
     dims = ("network", "branch", "log_factor", "degree")
     coords = {"log_factor": LOG_FACTORS} | {name: data[name].values for name in ("network", "branch")}
-    found = xr.Dataset({"log_density": (dims, coefficients)}, coords=coords)
-    return found.assign_coords(part=("branch", np.asarray(order.names)[list(order.part)]))
+    dataset = xr.Dataset({"log_density": (dims, coefficients)}, coords=coords)
+    return dataset.assign_coords(part=("branch", np.asarray(order.names)[list(order.part)]))
 
 
-class Reading(NamedTuple):
+class BranchInput(NamedTuple):
     """The input V of a branch of a network of width n."""
 
     network: int
@@ -86,33 +88,33 @@ class Reading(NamedTuple):
 
     def nodes(self, *, log2: int | None = None, seed: int = 0) -> object:
         """Nodes of its own, so that the errors of increments are independent and do not add up over layers."""
-        own = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
-        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(own))
+        state = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
+        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(state))
 
 
-def readings(data: xr.Dataset, order: BlockOrder) -> Iterator[Reading]:
+def branch_inputs(data: xr.Dataset, order: BlockOrder) -> Iterator[BranchInput]:
     """The inputs of the branches of a Dataset, by branches and then networks."""
     for branch, part in enumerate(order.part):
         block = order.blocks[part]
         V = read_covariance(data, block, branch)
         for network, width in enumerate(data["width"].values):
-            yield Reading(network, branch, part, block, int(width), V[network])
+            yield BranchInput(network, branch, part, block, int(width), V[network])
 
 
-def over_readings[T](run: Callable[[Reading], T], each: Sequence[Reading]) -> list[T]:
-    """Results of a program for many readings; its loops run on one core each.
+def over_inputs[T](run: Callable[[BranchInput], T], inputs: Sequence[BranchInput]) -> list[T]:
+    """Results of a program for many inputs; its loops run on one core each.
 
-    One reading of each block is first, width by width, so that its program is compiled once: widths may share it.
+    One input of each block is first, width by width, so that its program is compiled once: widths may share it.
     """
     first: dict[int, dict[int, int]] = {}
-    for number, here in enumerate(each):
-        first.setdefault(here.width, {}).setdefault(here.part, number)
+    for number, entry in enumerate(inputs):
+        first.setdefault(entry.width, {}).setdefault(entry.part, number)
     rounds = [list(of_width.values()) for of_width in first.values()]
-    rounds.append(sorted({*range(len(each))}.difference(*rounds)))
-    found: dict[int, T] = {}
+    rounds.append(sorted({*range(len(inputs))}.difference(*rounds)))
+    results: dict[int, T] = {}
     for numbers in rounds:
-        found |= zip(numbers, in_threads(run, [each[number] for number in numbers], alone=0), strict=True)
-    return [found[number] for number in range(len(each))]
+        results |= zip(numbers, in_threads(run, [inputs[number] for number in numbers], alone=0), strict=True)
+    return [results[number] for number in range(len(inputs))]
 
 
 def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
@@ -136,10 +138,10 @@ def law_of_increment(
 
 @eqx.filter_jit
 def _table(block, V, D, nodes, log_factors, width):
-    def at(log_factor):
+    def polynomial(log_factor):
         return law_of_increment(reshaped(block, log_factor), V, D, nodes, width=width).in_factor()
 
-    return jax.lax.map(at, jnp.asarray(log_factors))
+    return jax.lax.map(polynomial, jnp.asarray(log_factors))
 
 
 def reshaped(block: Block, log_factor: ArrayLike) -> Block:
@@ -155,6 +157,6 @@ def interpolated(
     weights = (-1.0) ** np.arange(len(LOG_FACTORS))
     weights[[0, -1]] /= 2
     distance = log_factor - jnp.asarray(LOG_FACTORS, dtype)
-    here = distance == 0
-    ratio = jnp.where(here.any(), here.astype(dtype), weights.astype(dtype) / jnp.where(here, 1.0, distance))
+    is_node = distance == 0
+    ratio = jnp.where(is_node.any(), is_node.astype(dtype), weights.astype(dtype) / jnp.where(is_node, 1.0, distance))
     return jnp.einsum("...gk,g->...k", coefficients, ratio / ratio.sum())

@@ -21,7 +21,14 @@ from jaxtyping import Float
 from scipy.interpolate import barycentric_interpolate
 
 from sdeinfer.blocks._branch import wishart_factors
-from sdeinfer.blocks._coefficients import LOG_FACTORS, Reading, law_of_increment, over_readings, readings, reshaped
+from sdeinfer.blocks._coefficients import (
+    LOG_FACTORS,
+    BranchInput,
+    branch_inputs,
+    law_of_increment,
+    over_inputs,
+    reshaped,
+)
 from sdeinfer.blocks._law import SINGULAR
 from sdeinfer.blocks._order import BlockOrder
 
@@ -38,25 +45,25 @@ def scale_free(coefficients: Float[Any, "... 4"]) -> Float[Any, "..."]:
     The density of an increment is the product of this one, which does not depend on g, and of a normal density of the
     scale about log g².
     """
-    chi_square, rest = _split(coefficients)
-    return rest - chi_square / 2
+    chi_square, remainder = _split(coefficients)
+    return remainder - chi_square / 2
 
 
 def _split(coefficients: Any) -> tuple[Any, Any]:
     """χ² of the scale-free part, and what its log density adds to −χ²/2."""
-    constant, linear, quadratic, rest = (coefficients[..., degree] for degree in range(4))
+    constant, linear, quadratic, remainder = (coefficients[..., degree] for degree in range(4))
     # NumPy's arrays are of double precision, whatever JAX's are.
     log = coefficients.__array_namespace__().log
-    return linear**2 / (2 * quadratic) - 2 * constant, rest - log(-quadratic) / 2
+    return linear**2 / (2 * quadratic) - 2 * constant, remainder - log(-quadratic) / 2
 
 
 def _by_t(coefficients: Float[np.ndarray, "... 4"], count: int, freedom: float) -> Float[np.ndarray, "..."]:
     """The same by a t law of `count` variables; +∞ degrees of freedom are the normal law."""
     if not math.isfinite(freedom):
         return scale_free(coefficients)
-    chi_square, rest = _split(coefficients)
+    chi_square, remainder = _split(coefficients)
     constant = math.lgamma((freedom + count) / 2) - math.lgamma(freedom / 2) - count / 2 * math.log(freedom / 2 - 1)
-    return rest + constant - (freedom + count) / 2 * np.log1p(chi_square / (freedom - 2))
+    return remainder + constant - (freedom + count) / 2 * np.log1p(chi_square / (freedom - 2))
 
 
 def _freedom(chi_square: Float[np.ndarray, " draws"], count: int) -> float:
@@ -74,27 +81,29 @@ def adjusted_coefficients(
     information at the mode, and multiplied by H/J. The information on strengths stays as it is; so do branches without
     `hidden_draws`, whose law is that of many parts.
     """
-    found, tokens = coefficients.copy(), data.sizes["token_a"]
-    part, each, count = np.asarray(order.part), list(readings(data, order)), tokens * (tokens + 1) // 2 - 1
+    adjusted, tokens = coefficients.copy(), data.sizes["token_a"]
+    part, inputs, count = np.asarray(order.part), list(branch_inputs(data, order)), tokens * (tokens + 1) // 2 - 1
     for number in range(len(order.blocks)):
-        own = np.flatnonzero(part == number)
-        free = scale_free(coefficients[:, own])
+        branches = np.flatnonzero(part == number)
+        free = scale_free(coefficients[:, branches])
         mode = int(free.sum((0, 1)).argmax())
-        drawn = _drawn_coefficients([here for here in each if here.branch in own], float(LOG_FACTORS[mode]), seed)
+        drawn = _drawn_coefficients(
+            [entry for entry in inputs if entry.branch in branches], float(LOG_FACTORS[mode]), seed
+        )
         if drawn is None or not count or not drawn.size:
             continue
         freedom = _freedom(_split(drawn[1])[0], count)
         move, share = _adjustment(_by_t(drawn, count, freedom), free[..., 0].size)
-        at = np.clip(LOG_FACTORS + move, LOG_FACTORS[0], LOG_FACTORS[-1])
-        moved = barycentric_interpolate(LOG_FACTORS, _by_t(coefficients[:, own], count, freedom), at, axis=-1)
-        found[..., 3][:, own] += moved[..., mode, None] + share * (moved - moved[..., mode, None]) - free
-    return found
+        logs = np.clip(LOG_FACTORS + move, LOG_FACTORS[0], LOG_FACTORS[-1])
+        moved = barycentric_interpolate(LOG_FACTORS, _by_t(coefficients[:, branches], count, freedom), logs, axis=-1)
+        adjusted[..., 3][:, branches] += moved[..., mode, None] + share * (moved - moved[..., mode, None]) - free
+    return adjusted
 
 
 def _adjustment(density: Float[np.ndarray, "steps draws"], increments: int) -> tuple[float, float]:
     """b/H and H/J, from log densities of draws at three steps of a log temperature."""
-    below, here, above = density
-    score, information = (above - below) / (2 * STEP), -(above - 2 * here + below).mean() / STEP**2
+    below, centre, above = density
+    score, information = (above - below) / (2 * STEP), -(above - 2 * centre + below).mean() / STEP**2
     least = 0.1 / increments  # below this information nothing is adjusted
     move = score.mean() / (max(information, 0.0) + least)
     share = (max(information, 0.0) + least) / (score.var() + least)
@@ -102,21 +111,21 @@ def _adjustment(density: Float[np.ndarray, "steps draws"], increments: int) -> t
 
 
 def _drawn_coefficients(
-    each: Sequence[Reading], log_factor: float, seed: int
+    inputs: Sequence[BranchInput], log_factor: float, seed: int
 ) -> Float[np.ndarray, "steps draws 4"] | None:
     """Coefficients of draws of a block's increments at three steps about a factor of its gain or temperature."""
 
-    def at_steps(here: Reading) -> np.ndarray | None:
+    def at_steps(entry: BranchInput) -> np.ndarray | None:
         with jax.enable_x64(True):  # noqa: FBT003
-            block, V, width = reshaped(here.block, log_factor), jnp.asarray(here.V), jnp.asarray(here.width)
-            draws = _draws(block, V, here.nodes(seed=seed + 1), _wishart_factors(here, seed), width)
-            return None if draws is None else np.asarray(_at_steps(block, V, draws, here.nodes(seed=seed), width))
+            block, V, width = reshaped(entry.block, log_factor), jnp.asarray(entry.V), jnp.asarray(entry.width)
+            draws = _draws(block, V, entry.nodes(seed=seed + 1), _wishart_factors(entry, seed), width)
+            return None if draws is None else np.asarray(_at_steps(block, V, draws, entry.nodes(seed=seed), width))
 
-    chosen = each[:: math.ceil(len(each) / INCREMENTS)]
-    found = [drawn for drawn in over_readings(at_steps, chosen) if drawn is not None]
-    if not found:
+    chosen = inputs[:: math.ceil(len(inputs) / INCREMENTS)]
+    coefficients = [drawn for drawn in over_inputs(at_steps, chosen) if drawn is not None]
+    if not coefficients:
         return None
-    drawn = np.concatenate(found, axis=1)
+    drawn = np.concatenate(coefficients, axis=1)
     # Nearly equal tokens make some draws singular.
     return drawn[:, np.isfinite(drawn).all((0, 2))]
 
@@ -135,14 +144,14 @@ def _draws(block, V, nodes, factors, width):
 
 @eqx.filter_jit
 def _at_steps(block, V, draws, nodes, width):
-    def at(step):
+    def polynomials(step):
         return jax.vmap(lambda D: law_of_increment(reshaped(block, step), V, D, nodes, width=width).in_factor())(draws)
 
-    return jax.lax.map(at, STEP * jnp.arange(-1.0, 2.0))
+    return jax.lax.map(polynomials, STEP * jnp.arange(-1.0, 2.0))
 
 
-def _wishart_factors(here: Reading, seed: int) -> Float[np.ndarray, "draws m m"]:
+def _wishart_factors(entry: BranchInput, seed: int) -> Float[np.ndarray, "draws m m"]:
     """Draws of lower triangular B with B Bᵀ ~ Wishart_m(n, I)/n."""
-    rng, tokens = np.random.default_rng([seed, here.network, here.branch]), len(here.V)
+    rng, tokens = np.random.default_rng([seed, entry.network, entry.branch]), len(entry.V)
     uniforms = rng.random((DRAWS, tokens * (tokens + 1) // 2))
-    return wishart_factors(uniforms, tokens, here.width) / np.sqrt(here.width)
+    return wishart_factors(uniforms, tokens, entry.width) / np.sqrt(entry.width)

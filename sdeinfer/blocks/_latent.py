@@ -18,7 +18,7 @@ from sdeinfer.blocks._law import MatrixMoments, fourth_moments, moments_of_draws
 from sdeinfer.blocks._logits import (
     Rotation,
     Softmax,
-    is_even,
+    is_rotatable,
     other_masks,
     plain_products,
     require_base,
@@ -95,7 +95,7 @@ class LatentAttention(AbstractBranch):
     def __check_init__(self):
         sizes = {"heads": self.heads, "head_size": self.head_size, "key_rank": self.key_rank}
         at_least_one(**sizes, **given(value_size=self.value_size, query_rank=self.query_rank))
-        if not is_even(self.rotated_size):
+        if not is_rotatable(self.rotated_size):
             raise InputError(f"rotated_size: an even number is needed, got {shown(self.rotated_size)}")
         require_base(self.rope)
         require_pattern(self.pattern)

@@ -74,8 +74,8 @@ def sampled_log_moments(mean: Float[Array, "m m"], draws: Float[Array, "draws m 
         values, vectors = jnp.linalg.eigh(scaled)
     logs = jnp.log(jnp.maximum(values, SINGULAR))
     logarithm = vech((vectors * logs[:, None]) @ jnp.swapaxes(vectors, -1, -2))
-    one = vech(jnp.eye(len(mean), dtype=mean.dtype))
-    return LogMoments((logarithm - vech(scaled) + one).mean(0), jnp.cov(logarithm.T))
+    unit = vech(jnp.eye(len(mean), dtype=mean.dtype))
+    return LogMoments((logarithm - vech(scaled) + unit).mean(0), jnp.cov(logarithm.T))
 
 
 def _congruence(A: Float[Array, "m m"]) -> Float[Array, "p p"]:
@@ -154,7 +154,7 @@ def increment_law(
     Given S, D is S^{1/2} W S^{1/2} with W ~ Wishart_m(n, I)/n. To leading order in the fluctuations of W its logarithm
     about K is the sum of those of S and of W, which are independent.
     """
-    one = jnp.eye(len(mean), dtype=mean.dtype)
-    of_wishart = log_moments(one, fourth_moments(one[None]) / width)
+    identity = jnp.eye(len(mean), dtype=mean.dtype)
+    of_wishart = log_moments(identity, fourth_moments(identity[None]) / width)
     both = LogMoments(hidden.mean + of_wishart.mean, hidden.covariance + of_wishart.covariance)
     return LogMatrixNormal.about(D, mean, both)

@@ -29,7 +29,7 @@ def require_base(rope: Any) -> None:
         raise InputError(f"rope: a base above 1 is needed, got {shown(rope)}")
 
 
-def is_even(size: Any) -> bool:
+def is_rotatable(size: Any) -> bool:
     """Whether a number of features can be rotated."""
     return isinstance(size, int) and size >= 2 and size % 2 == 0
 
@@ -111,7 +111,7 @@ class Products(NamedTuple):
 
     def with_features(self, other: "Products") -> "Products":
         """The products of queries and keys with the features of both."""
-        return Products(*(one + two for one, two in zip(self, other, strict=True)))
+        return Products(*(first + second for first, second in zip(self, other, strict=True)))
 
     def normed(self, over: str, size: Any) -> Float[Array, "shared m m groups networks"]:
         """The products of queries and keys with a mean square of 1 over a head ("head") or over all heads ("all")."""
@@ -152,7 +152,7 @@ def plain_products(
     squares = [total(jnp.square(query), axis=1) for query in queries]
     if outside:
         far = [total(jnp.square(matmul(of_queries, factor)), axis=1) for factor in outside]
-        squares = [one + other for one, other in zip(squares, far, strict=True)]
+        squares = [inner + outer for inner, outer in zip(squares, far, strict=True)]
     products = jnp.stack([matmul(query, transpose(keys)) for query in queries])
     return Products(products, jnp.stack(squares), total(jnp.square(keys), axis=1))
 
@@ -185,8 +185,8 @@ def rotated_products(
 
     def add(plane: Int[Array, ""], sums: Products) -> Products:
         queries = keys.normals((shared, 2, tokens, 1, groups), dtype, stream=PLANES, block=plane)
-        own = keys.normals((2, tokens, 1, key_groups), dtype, stream=PLANES + 1, block=plane)
-        k, other_k = (matmul(of_keys, x)[:, 0] for x in own)
+        key_normals = keys.normals((2, tokens, 1, key_groups), dtype, stream=PLANES + 1, block=plane)
+        k, other_k = (matmul(of_keys, x)[:, 0] for x in key_normals)
         q, other_q = (jnp.stack([matmul(of_queries, x)[:, 0] for x in queries[:, side]]) for side in range(2))
         angles = positions * jnp.asarray(rotation.base, dtype) ** (-2 * plane / jnp.asarray(size, dtype))
         turned = (angles[:, None] - angles)[:, :, None, None]

@@ -128,9 +128,9 @@ class MLP(AbstractBranch):
         def add(number: Int[Array, ""], S: Array) -> Array:
             shape = (1 + self.gated, tokens, COLUMNS_AT_ONCE, experts)
             h = self._features(*(matmul(L, z) for z in keys.normals(shape, L.dtype, stream=1, block=number)))
-            there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < units
+            is_unit = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < units
             h = h if weights is None else h * weights[:, None]
-            return S + total(gram(jnp.where(there[:, None, None], h, 0.0)), axis=2)[:, :, None]
+            return S + total(gram(jnp.where(is_unit[:, None, None], h, 0.0)), axis=2)[:, :, None]
 
         return jax.lax.fori_loop(0, -(-units // COLUMNS_AT_ONCE), add, jnp.zeros_like(L))
 

@@ -45,7 +45,7 @@ class BlockOrder:
     def shapes(self) -> dict[str, float]:
         """The gains and temperatures of the blocks, by the names of their sites such as "mlp.gain"."""
         branches = ((name, block.branch) for name, block in self.named())
-        return {f"{name}.{each.shape.name}": float(getattr(each, each.shape.name)) for name, each in branches}
+        return {f"{name}.{branch.shape.name}": float(getattr(branch, branch.shape.name)) for name, branch in branches}
 
     @property
     def layers(self) -> int:

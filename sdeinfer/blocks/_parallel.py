@@ -39,7 +39,7 @@ class Parallel(Stack):
         """Apply the blocks with fresh weights."""
         keys = jr.split(key, len(self.layers))
         return self.with_increments(
-            X, [b.increment(b.read(X), key=own) for b, own in zip(self.blocks, keys, strict=True)]
+            X, [b.increment(b.read(X), key=block_key) for b, block_key in zip(self.blocks, keys, strict=True)]
         )
 
     def with_increments(self, X: Float[Array, "m n"], increments: Sequence[Float[Array, "m n"]]) -> Float[Array, "m n"]:
@@ -55,8 +55,8 @@ class Parallel(Stack):
         key_read, key_out, *key_branches = keys.split(2 + len(self.blocks))
         read = self.blocks[0].read_covariance(V, width=width, keys=key_read)
         S = [
-            b.increment_covariance(read, width=width, keys=own)
-            for b, own in zip(self.blocks, key_branches, strict=True)
+            b.increment_covariance(read, width=width, keys=block_keys)
+            for b, block_keys in zip(self.blocks, key_branches, strict=True)
         ]
         parts = increment_parts(V, functools.reduce(operator.add, S), width=width, features=width, keys=key_out)
         return parts.sum_covariance(self.blocks[0].skip)

@@ -48,23 +48,23 @@ def audit_command(
     """
     phase("making the model")
     make, inputs = _given(model)
-    other = None if like is None else _given(like)[0]
+    reference = None if like is None else _given(like)[0]
     phase("auditing")
     declared = {"causal": causal, "norm": norm, "allow": allow or ()}
-    found = si.audit(make, inputs, recipe=recipe, like=other, **declared, seed=seed)
+    audit = si.audit(make, inputs, recipe=recipe, like=reference, **declared, seed=seed)
     if out is not None:
         phase("writing the page")
         with staged_folder(out) as folder:
-            found.write(folder / "audit.json")
-            si.report.write_audit(found, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))
-    for test in found.failed[:12]:
+            audit.write(folder / "audit.json")
+            si.report.write_audit(audit, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))
+    for test in audit.failed[:12]:
         say(f"  FAILED  {test.topic}: {test.says}{f': {test.cause}' if test.cause else ''}")
-    for says in found.untested if found.declared else ():
+    for says in audit.untested if audit.declared else ():
         say(f"  NOT TESTED  {says}")
-    say(found.verdict)
+    say(audit.verdict)
     if out is not None:
         say(f"written to {out}: audit.html, audit.json")
-    return 1 if found.passed is False else 3 if found.declared and found.untested else 0
+    return 1 if audit.passed is False else 3 if audit.declared and audit.untested else 0
 
 
 def _given(model: str) -> tuple[Any, Any]:
@@ -97,8 +97,8 @@ def _of_file(path: Path, name: str) -> tuple[Any, Any]:
         try:
             return made(make, seed)
         except Exception as error:
-            what = f"{type(error).__name__}: {first_line(error)}"
-            raise si.InputError(f"{path}: {name} makes no model of a seed, or without arguments ({what})") from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise si.InputError(f"{path}: {name} makes no model of a seed, or without arguments ({reason})") from error
 
     return model, getattr(module, "inputs", None)
 

@@ -160,7 +160,7 @@ def print_tests(tests: Iterable["Verdict"]) -> None:
     """Print what each test found, beside its threshold."""
     for test in tests:
         mark = {"pass": "passed", "unsure": "unsure", "fail": "FAILED"}[test.state]
-        found, threshold = f"{test.value:.4g}", f"{test.threshold:.4g}"
-        signs = {"=": found == threshold, "<": test.value < test.threshold, ">": test.value > test.threshold, "≠": True}
+        value, threshold = f"{test.value:.4g}", f"{test.threshold:.4g}"
+        signs = {"=": value == threshold, "<": test.value < test.threshold, ">": test.value > test.threshold, "≠": True}
         sign = next(sign for sign, true in signs.items() if true)
-        say(f"  {mark}  {test.name} {found} {sign} {threshold}{'' if test.passed else f': {test.advice}'}")
+        say(f"  {mark}  {test.name} {value} {sign} {threshold}{'' if test.passed else f': {test.advice}'}")

@@ -284,12 +284,12 @@ def bounds_by(flags: list[str] | None) -> dict[str, tuple[float, float]]:
     return _named(flags, ends, "--bound: NAME=LOW:HIGH is needed, as in gamma=0.1:0.9")
 
 
-def _named[T](flags: list[str] | None, value_of: Callable[[str], T], needed: str) -> dict[str, T]:
-    found = {}
+def _named[T](flags: list[str] | None, value_of: Callable[[str], T], usage: str) -> dict[str, T]:
+    values = {}
     for flag in flags or []:
         name, _, text = flag.partition("=")
         try:
-            found[name] = value_of(text)
+            values[name] = value_of(text)
         except ValueError:
-            raise si.InputError(f"{needed}; got {flag!r}") from None
-    return found
+            raise si.InputError(f"{usage}; got {flag!r}") from None
+    return values

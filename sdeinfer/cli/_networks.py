@@ -54,13 +54,13 @@ def observe_command(
     with staged_file(out) as file:
         if hidden_states is None:
             architecture, V0 = start.of(kind)
-            each = _networks_at_once(len(V0), ensemble.depth // ensemble.every) if in_parts else ensemble.networks
-            part = functools.partial(_part, ensemble, truth.layer(architecture), V0, seed, each)
+            batch = _networks_at_once(len(V0), ensemble.depth // ensemble.every) if in_parts else ensemble.networks
+            part = functools.partial(_part, ensemble, truth.layer(architecture), V0, seed, batch)
             with at_work(workers) as by_workers:
                 if by_workers:
-                    written = write_in_chunks(part, ensemble.networks, each, file)
+                    written = write_in_chunks(part, ensemble.networks, batch, file)
                 else:
-                    written = write_parts((part(first) for first in range(0, ensemble.networks, each)), file)
+                    written = write_parts((part(first) for first in range(0, ensemble.networks, batch)), file)
         else:
             phase("reducing hidden states")
             observed = observe_file(hidden_states, prompts=prompt)
@@ -68,7 +68,7 @@ def observe_command(
             with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
                 written = write_parts(parts, file)
             # The networks are read in parts, each of which warns: the first warning of each kind.
-            for warning in {each.category: each for each in reversed(caught)}.values():
+            for warning in {message.category: message for message in reversed(caught)}.values():
                 say(f"sdeinfer: {warning.message}", err=True)
     say(f"written to {out}: {written['network']} networks, {written['layer']} layers, {written['token_a']} tokens")
 
@@ -111,11 +111,11 @@ def simulate_command(
 
 
 def _part(
-    ensemble: Ensemble, layer: "si.layers.AbstractLayer", V0: "jax.Array", seed: int, each: int, first: int
+    ensemble: Ensemble, layer: "si.layers.AbstractLayer", V0: "jax.Array", seed: int, batch: int, first: int
 ) -> "xr.Dataset":
-    """Networks of an ensemble from the number `first` on, at most `each`; the first part has the chunks of a folder."""
-    part = ensemble.drawn(layer, V0, seed, first=first, most=each)
-    if first == 0 and each < ensemble.networks:
+    """Networks of an ensemble from the number `first` on, at most `batch`; the first part has the folder's chunks."""
+    part = ensemble.drawn(layer, V0, seed, first=first, most=batch)
+    if first == 0 and batch < ensemble.networks:
         part["covariance"].encoding["chunks"] = part["covariance"].shape
     return part
 

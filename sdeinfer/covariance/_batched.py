@@ -58,8 +58,8 @@ def total(A: Float[Any, "m ..."], axis: int = 0) -> Any:
         return jnp.sum(A, axis)
     A = jnp.moveaxis(A, axis, 0)
     # A product with a row of ones, because the derivative of a product compiles faster than that of a sum of slices.
-    found = product(jnp.ones((1, len(A)), A.dtype), A if A.ndim > 1 else A[:, None])[0]
-    return found if A.ndim > 1 else found[0]
+    sums = product(jnp.ones((1, len(A)), A.dtype), A if A.ndim > 1 else A[:, None])[0]
+    return sums if A.ndim > 1 else sums[0]
 
 
 def gram[T: (Array, np.ndarray)](A: Float[T, "m k ..."]) -> Float[T, "m m ..."]:
@@ -112,25 +112,25 @@ def _cholesky(A: Float[Array, "m m ..."]) -> tuple[Float[Array, "m m ..."], Bool
         # Factorise again with indefinite matrices replaced: their NaN would enter every derivative.
         return _lapack_cholesky(jnp.where(definite, A, identity_like(A))), definite
 
-    def eliminate(rest, k):
-        column = jax.lax.dynamic_index_in_dim(rest, k, 1, keepdims=False)
+    def eliminate(remainder, k):
+        column = jax.lax.dynamic_index_in_dim(remainder, k, 1, keepdims=False)
         pivot = jax.lax.dynamic_index_in_dim(column, k, 0, keepdims=False)
-        least = jax.lax.dynamic_index_in_dim(smallest, k + tokens - len(rest), 0, keepdims=False)
+        least = jax.lax.dynamic_index_in_dim(smallest, k + tokens - len(remainder), 0, keepdims=False)
         positive = pivot > least
         scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
         column = jax.lax.optimization_barrier(jnp.where(_index(column) >= k, column, 0.0) * scale)
-        return rest - column[:, None] * column[None], (column, positive)
+        return remainder - column[:, None] * column[None], (column, positive)
 
-    rest, L, definite = A, [], jnp.ones(A.shape[2:], bool)
-    while len(rest) > 0:
+    remainder, L, definite = A, [], jnp.ones(A.shape[2:], bool)
+    while len(remainder) > 0:
         # Finished rows are dropped after every eight columns. The loop over columns is not unrolled: unrolling triples
         # the compile time and gains nothing.
-        count = min(len(rest), 8)
-        done, (columns, positive) = jax.lax.scan(eliminate, rest, jnp.arange(count))
-        zeros = jnp.zeros((count, tokens - len(rest), *A.shape[2:]), A.dtype)
-        L.append(jnp.concatenate([zeros, columns], axis=1) if len(rest) < tokens else columns)
+        count = min(len(remainder), 8)
+        done, (columns, positive) = jax.lax.scan(eliminate, remainder, jnp.arange(count))
+        zeros = jnp.zeros((count, tokens - len(remainder), *A.shape[2:]), A.dtype)
+        L.append(jnp.concatenate([zeros, columns], axis=1) if len(remainder) < tokens else columns)
         definite &= positive.all(axis=0)
-        rest = done[count:, count:]
+        remainder = done[count:, count:]
     return transpose(jnp.concatenate(L) if len(L) > 1 else L[0]), definite
 
 
@@ -143,17 +143,17 @@ def pivoted_cholesky(A: Float[Array, "m m ..."]) -> Float[Array, "m m ..."]:
     size = diagonal(A)
     size, identity = jnp.where(size > 0, size, jnp.inf), identity_like(A)
 
-    def eliminate(rest, _):
+    def eliminate(remainder, _):
         # Divided, not multiplied by 1/size: the reciprocal of a number near the largest is flushed to zero.
-        share = jnp.sum(rest * identity, axis=1) / size
+        share = jnp.sum(remainder * identity, axis=1) / size
         largest = jnp.max(share, axis=0)
         first = jnp.min(jnp.where(share >= largest / 2, _index(share), len(A)), axis=0)
         one_hot = (_index(share) == first).astype(A.dtype)
-        column = jax.lax.optimization_barrier(jnp.sum(rest * one_hot, axis=1))
+        column = jax.lax.optimization_barrier(jnp.sum(remainder * one_hot, axis=1))
         pivot = jnp.sum(column * one_hot, axis=0)
         positive = largest > _rounding(A)
         column = column * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, pivot, 1.0)), 0.0)
-        return rest - column[:, None] * column[None], column
+        return remainder - column[:, None] * column[None], column
 
     _, columns = jax.lax.scan(eliminate, A, length=len(A))
     return transpose(columns)

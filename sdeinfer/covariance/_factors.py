@@ -23,7 +23,7 @@ def cholesky_of[T: (Array, np.ndarray)](A: Float[T, "... m m"]) -> Float[T, "...
     except np.linalg.LinAlgError:
         if A.ndim == 2:
             return np.full_like(A, np.nan)
-        return np.stack([cholesky_of(each) for each in A])
+        return np.stack([cholesky_of(matrix) for matrix in A])
 
 
 def eigh_of[T: (Array, np.ndarray)](
@@ -76,17 +76,17 @@ def factor_on_host(V: np.ndarray) -> np.ndarray:
 
 
 def _pivoted(V: np.ndarray, rounding: float) -> np.ndarray:
-    rest, columns = np.array(V), []
-    size = np.diagonal(rest, axis1=-2, axis2=-1).copy()
+    remainder, columns = np.array(V), []
+    size = np.diagonal(remainder, axis1=-2, axis2=-1).copy()
     size[size == 0] = np.inf
     for _ in range(V.shape[-1]):
-        share = np.diagonal(rest, axis1=-2, axis2=-1) / size
+        share = np.diagonal(remainder, axis1=-2, axis2=-1) / size
         index = (share >= share.max(axis=-1, keepdims=True) / 2).argmax(axis=-1)[..., None]
-        column = np.take_along_axis(rest, index[..., None], axis=-1)[..., 0]
+        column = np.take_along_axis(remainder, index[..., None], axis=-1)[..., 0]
         pivot = np.take_along_axis(column, index, axis=-1)
         positive = np.take_along_axis(share, index, axis=-1) > rounding
         column = np.where(positive, column / np.sqrt(np.where(positive, pivot, 1.0)), 0.0)
-        rest = rest - column[..., :, None] * column[..., None, :]
+        remainder = remainder - column[..., :, None] * column[..., None, :]
         columns.append(column)
     return np.stack(columns, axis=-1)
 

@@ -86,13 +86,13 @@ class Pattern:
             InputError: if the pattern is one of another number of tokens.
         """
         if self.rows:
-            mask, what = np.array(self.rows), f"a mask of {len(self.rows)} tokens"
+            mask, words = np.array(self.rows), f"a mask of {len(self.rows)} tokens"
         else:
             lengths = self.prompts or (tokens,)
-            prompt, what = _prompt_of(lengths), f"prompts of {' + '.join(map(str, lengths))} tokens"
+            prompt, words = _prompt_of(lengths), f"prompts of {' + '.join(map(str, lengths))} tokens"
             mask = prompt[:, None] == prompt
         if len(mask) != tokens:
-            raise InputError(f"pattern: {what} for {tokens} tokens")
+            raise InputError(f"pattern: {words} for {tokens} tokens")
         return np.tril(mask) if self.causal else mask
 
     def restricted(self, tokens: Sequence[int], of: int) -> "Pattern":
@@ -110,8 +110,8 @@ class Pattern:
         if self.rows:
             return Pattern.of_mask(mask[np.ix_(tokens, tokens)])
         prompt = _prompt_of(self.prompts or (of,))[list(tokens)]
-        _, kept = np.unique(prompt, return_counts=True)
-        return Pattern(causal=self.causal, prompts=tuple(kept.tolist()))
+        _, lengths = np.unique(prompt, return_counts=True)
+        return Pattern(causal=self.causal, prompts=tuple(lengths.tolist()))
 
     def __str__(self) -> str:
         """The pattern in words."""
@@ -186,15 +186,15 @@ def centring(pattern: Pattern, tokens: int) -> Centring:
     rows: list[np.ndarray] = []
     numbers: dict[frozenset[int], list[int]] = {}
     sets = {frozenset(np.flatnonzero(row).tolist()) for row in mask}
-    for own in sorted(sets, key=lambda each: (len(each), sorted(each))):
-        inside = max((other for other in numbers if other < own), key=len, default=frozenset())
-        seen, found = sorted(inside), list(numbers.get(inside, ()))
-        for token in sorted(own - inside):
+    for attended in sorted(sets, key=lambda members: (len(members), sorted(members))):
+        inside = max((subset for subset in numbers if subset < attended), key=len, default=frozenset())
+        seen, row_numbers = sorted(inside), list(numbers.get(inside, ()))
+        for token in sorted(attended - inside):
             if seen:
-                found.append(len(rows))
+                row_numbers.append(len(rows))
                 rows.append(_difference(token, seen, tokens))
             seen.append(token)
-        numbers[own] = found
+        numbers[attended] = row_numbers
     if not rows:  # no token attends to another
         rows.append(np.zeros(tokens))
     size = mask.sum(axis=1).astype(float)

@@ -95,17 +95,17 @@ def gradient_norms(
         )
     V = np.asarray(simulate(layer, V0, times, paths=paths, step=step, key=jr.fold_in(key, 0)))
     of_tokens = [np.diag(row)[None] for row in np.eye(len(V0), dtype=V.dtype)]
-    found = []
+    norms = []
     for number, left in enumerate(time - times):
         key_start, *keys = jr.split(jr.fold_in(key, number + 1), len(V0) + 1)
-        at = V[:, number]
-        starts = of_tokens if of == "tokens" else [_of_weights(attention[0], at, of, key_start)]
+        covariance = V[:, number]
+        starts = of_tokens if of == "tokens" else [_of_weights(attention[0], covariance, of, key_start)]
         ends = [
-            tangents_from(layer, at, [left], D0, step=step, key=each)
-            for D0, each in zip(starts, keys, strict=False)  # weights have one start
+            tangents_from(layer, covariance, [left], D0, step=step, key=key_tangent)
+            for D0, key_tangent in zip(starts, keys, strict=False)  # weights have one start
         ]
-        found.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
-    return GradientNorms(times, np.stack(found, axis=1))
+        norms.append(np.stack([np.asarray(squared_jacobian_norm(end))[:, 0] for end in ends], axis=-1))
+    return GradientNorms(times, np.stack(norms, axis=1))
 
 
 def _of_weights(layer: ShapedAttention | ShapedTransformer, V: np.ndarray, of: str, key: PRNGKeyArray) -> np.ndarray:
@@ -126,7 +126,7 @@ def _attention_in(layer: AbstractLayer) -> list[ShapedAttention | ShapedTransfor
     """The layers with the attention of the package, whose γ and heads are known."""
     match layer:
         case Stack():
-            return [each for part in layer.layers for each in _attention_in(part)]
+            return [attention for part in layer.layers for attention in _attention_in(part)]
         case ShapedAttention() | ShapedTransformer():
             return [layer]
     return []
@@ -188,16 +188,16 @@ def exponents(
         raise InputError("layer: exponents of a token and its copy need attention without a mask")
     key_angle, key_gradient = jr.split(key)
     repeated, directions = repeated_token(V0, token)
-    near = tangents(layer, repeated, [time], directions, paths=paths, step=step, key=key_angle)
-    every = jnp.eye(len(V0), dtype=repeated.dtype)
-    all_tokens = tangents(layer, V0, [time], every, paths=paths, step=step, key=key_gradient)
-    x = near.covariance[:, 0, token, token]
-    u = near.tangent[:, 0, token, token] + near.tangent[:, 0, -1, -1] - 2 * near.tangent[:, 0, token, -1]
-    along = near.cross[:, 0, token, token] - near.cross[:, 0, token, -1]
+    pair = tangents(layer, repeated, [time], directions, paths=paths, step=step, key=key_angle)
+    identity = jnp.eye(len(V0), dtype=repeated.dtype)
+    all_tokens = tangents(layer, V0, [time], identity, paths=paths, step=step, key=key_gradient)
+    x = pair.covariance[:, 0, token, token]
+    u = pair.tangent[:, 0, token, token] + pair.tangent[:, 0, -1, -1] - 2 * pair.tangent[:, 0, token, -1]
+    along = pair.cross[:, 0, token, token] - pair.cross[:, 0, token, -1]
     angle = (u - along**2 / x) / x
     start = 1 / jnp.asarray(V0)[token, token]
     jacobian = squared_jacobian_norm(all_tokens)[:, 0] / len(V0)
-    return Exponents(_rate(angle / start, near.time, time), _rate(jacobian, all_tokens.time, time))
+    return Exponents(_rate(angle / start, pair.time, time), _rate(jacobian, all_tokens.time, time))
 
 
 def _rate(growth: Float[Array, " paths"], stopped: Float[Array, " paths"], time: float) -> Float[Array, " paths"]:

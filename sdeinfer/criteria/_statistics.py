@@ -218,14 +218,14 @@ class FunctionStatistic(AbstractStatistic):
     function: Callable[[Ensemble], Float[Array, " paths"]]
 
     def __call__(self, paths: Ensemble) -> Float[Array, " paths"]:
-        found = jnp.asarray(self.function(paths))
-        if not jnp.issubdtype(found.dtype, jnp.floating):
-            raise InputError(f"{self}: real numbers are needed, got {found.dtype}; events are for `probability`")
-        if found.shape != (len(paths.covariance),):
+        values = jnp.asarray(self.function(paths))
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            raise InputError(f"{self}: real numbers are needed, got {values.dtype}; events are for `probability`")
+        if values.shape != (len(paths.covariance),):
             raise InputError(
-                f"{self}: one number per path is needed, shape ({len(paths.covariance)},); got {found.shape}"
+                f"{self}: one number per path is needed, shape ({len(paths.covariance)},); got {values.shape}"
             )
-        return found
+        return values
 
     def __str__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
@@ -247,15 +247,15 @@ def statistic_of(statistic: Statistic) -> AbstractStatistic:
 
 def evaluate(statistics: Sequence[AbstractStatistic], paths: Ensemble) -> Float[Array, "statistics paths"]:
     """The values of statistics, of covariances at every step for those that need them."""
-    found = []
-    for each in statistics:
+    values = []
+    for statistic in statistics:
         try:
-            found.append(each(paths if each.every_step else paths.end))
+            values.append(statistic(paths if statistic.every_step else paths.end))
         except jax.errors.JAXTypeError as error:
             raise InputError(
-                f"{each}: operations of JAX are needed, as jax.numpy in place of NumPy, and no branches on values"
+                f"{statistic}: operations of JAX are needed, as jax.numpy in place of NumPy, and no branches on values"
             ) from error
-    return jnp.stack(found)
+    return jnp.stack(values)
 
 
 def _check_token(statistic: AbstractStatistic, token: int, tokens: int) -> None:

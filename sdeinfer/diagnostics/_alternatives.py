@@ -10,7 +10,7 @@ test of separate families: their mean log ratio and three of its standard deviat
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -22,8 +22,9 @@ from jaxtyping import Float
 
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.diagnostics._posterior import Posterior, with_chains
+from sdeinfer.diagnostics._posterior import FittedPosterior, with_chains
 from sdeinfer.diagnostics._thresholds import EVIDENCE
+from sdeinfer.infer._expansion import minimum
 from sdeinfer.infer._mode import CLOSE, LARGEST_COORDINATE
 from sdeinfer.layers import AbstractLayer, Limit, template
 from sdeinfer.layers._templates import ARCHITECTURES, masked_as
@@ -33,17 +34,6 @@ from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.likelihood._terms import laws_on_host
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
-
-STEP = 1e-4
-"""Step of finite differences, in prior standard deviations."""
-
-
-class _Expansion(NamedTuple):
-    """A function's value, gradient and Hessian at a point."""
-
-    value: float
-    slope: Float[np.ndarray, " coordinates"]
-    curvature: Float[np.ndarray, "coordinates coordinates"]
 
 
 class Alternative(NamedTuple):
@@ -77,26 +67,26 @@ def alternatives(
     Returns:
         The architectures, the best first, among them the fitted one with evidence 0.
     """
-    return alternatives_of(Posterior(with_chains(post), data, kind), dispersion)
+    return alternatives_of(FittedPosterior(with_chains(post), data, kind), dispersion)
 
 
-def alternatives_of(posterior: Posterior, dispersion: float) -> list[Alternative]:
+def alternatives_of(posterior: FittedPosterior, dispersion: float) -> list[Alternative]:
     """The result of `alternatives`."""
     data, kind, law = posterior.data, posterior.known_kind, posterior.law
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
     start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    patterns = {each: each.pattern for each in (kind, *neighbours(kind, data))}
-    every = any_transitions(data).thinned(16_384)
+    patterns = {candidate: candidate.pattern for candidate in (kind, *neighbours(kind, data))}
+    transitions = any_transitions(data).thinned(16_384)
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each: 1,638 of 4 tokens, 113 of 8, in 0.3 and 2 s the first time; 1,024 of 8 tokens would take 11 s.
-    few = every.thinned(max(1, 2**18 // (every.tokens**3 * (every.tokens + 1) // 2)))
+    sample = transitions.thinned(max(1, 2**18 // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
     cheap = kind.pattern, EVERY_TOKEN
-    dear = [each for each, pattern in patterns.items() if few is not every and pattern not in cheap]
+    dear = [candidate for candidate, pattern in patterns.items() if sample is not transitions and pattern not in cheap]
     compared = partial(_compared, law=law, start=start, priors=posterior.priors, dispersion=dispersion)
-    found = compared(every, tuple(each for each in patterns if each not in dear))
-    found += compared(few, (kind, *dear))[1:] if dear else []
-    return sorted(found, key=lambda each: -each.evidence)
+    fits = compared(transitions, tuple(candidate for candidate in patterns if candidate not in dear))
+    fits += compared(sample, (kind, *dear))[1:] if dear else []
+    return sorted(fits, key=lambda fit: -fit.evidence)
 
 
 def _compared(
@@ -110,14 +100,14 @@ def _compared(
 ) -> list[Alternative]:
     """Architectures fitted to some transitions, with their evidence against the first one."""
     statistics = _statistics(path, kinds)
-    modes = [_mode(each, law, statistics[each], start, priors, dispersion) for each in kinds]
-    evidence = np.array([each for _, each in modes]) - modes[0][1]
+    modes = [_mode(kind, law, statistics[kind], start, priors, dispersion) for kind in kinds]
+    evidence = np.array([value for _, value in modes]) - modes[0][1]
     if (better := evidence > EVIDENCE).any():
         mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
         evidence[better] -= np.maximum(mean + 3 * sd, 0.0)[better] / dispersion
     return [
-        Alternative(each, float(more), _values(each, u))
-        for each, (u, _), more in zip(kinds, modes, evidence, strict=True)
+        Alternative(kind, float(excess), _values(kind, u))
+        for kind, (u, _), excess in zip(kinds, modes, evidence, strict=True)
     ]
 
 
@@ -128,7 +118,7 @@ def _statistics(path: Path, kinds: tuple[AbstractLayer, ...]) -> dict[AbstractLa
     def of_pattern(pattern: Pattern) -> PathStatistics:
         return jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
 
-    return {each: of_pattern(each.pattern) for each in kinds}
+    return {kind: of_pattern(kind.pattern) for kind in kinds}
 
 
 def log_ratios(
@@ -154,18 +144,19 @@ def log_ratios(
 def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
     """The other architectures with the default sizes, and the same architecture with one other size."""
     tokens, widths = data.sizes["token_a"], data["width"].values
-    found = [masked_as(template(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
+    candidates = [masked_as(template(name), kind.pattern) for name in ARCHITECTURES if name != kind.name]
     values = {"heads": (1, 2, 4, 8), "output_projection": (False, True), "expansion": (1, 4)}
     for size in kind.sizes:
-        others = (template(kind, **{size: value}) for value in values.get(size, ()))
-        found.extend(other for other in others if other != kind)
+        variants = (template(kind, **{size: value}) for value in values.get(size, ()))
+        candidates.extend(variant for variant in variants if variant != kind)
     pattern = kind.pattern
     if "pattern" in kind.sizes and not pattern.rows and tokens > 1:
-        found.append(template(kind, pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
+        candidates.append(template(kind, pattern=dataclasses.replace(pattern, causal=not pattern.causal)))
     return [
-        each
-        for each in found
-        if (tokens > 1 or not each.coordinates.temperatures) and not (widths % each.sizes.get("heads", 1)).any()
+        candidate
+        for candidate in candidates
+        if (tokens > 1 or not candidate.coordinates.temperatures)
+        and not (widths % candidate.sizes.get("heads", 1)).any()
     ]
 
 
@@ -186,51 +177,19 @@ def _mode(
 
     def whole(x: np.ndarray) -> np.ndarray:
         """The coordinates at free ones in units of the priors."""
-        every = np.tile(first, (*x.shape[:-1], 1))
-        every[..., free] = mean[free] + sd[free] * x
-        return every
+        u = np.tile(first, (*x.shape[:-1], 1))
+        u[..., free] = mean[free] + sd[free] * x
+        return u
 
     def potentials(x: np.ndarray) -> np.ndarray:
         """−log density at some points."""
         return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), law, statistics) / dispersion
 
-    x, (value, _, curvature) = _minimum(potentials, ((first - mean) / np.where(sd > 0, sd, 1.0))[free])
+    begin = ((first - mean) / np.where(sd > 0, sd, 1.0))[free]
+    x, (value, _, curvature) = minimum(potentials, begin, close=CLOSE)
     # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)
-
-
-def _minimum(potentials: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> tuple[np.ndarray, _Expansion]:
-    """The minimum by Newton steps, and the expansion there.
-
-    A call at many points takes little longer than at one: with a Hessian in each of them, seven calls do for what are
-    24 with gradients alone.
-    """
-    here = _expansion(potentials, x)
-    for _ in range(50):
-        values, axes = np.linalg.eigh(here.curvature)
-        step = -axes @ (axes.T @ here.slope / np.maximum(abs(values), 1.0))
-        while -step @ here.slope > CLOSE**2:
-            there = _expansion(potentials, x + step)
-            if there.value < here.value:
-                break
-            step = step / 2
-        else:
-            break
-        x, here = x + step, there
-    return x, here
-
-
-def _expansion(potentials: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> _Expansion:
-    """Value, gradient and Hessian by differences."""
-    steps = STEP * np.concatenate([np.eye(len(x)), -np.eye(len(x))])
-    pairs = (x + steps[:, None] + steps).reshape(len(steps) ** 2, len(x))
-    points = np.concatenate([x[None], x + steps, pairs])
-    value, *others = potentials(points)
-    around = np.array(others[: 2 * len(x)]).reshape(2, len(x))
-    twice = np.array(others[2 * len(x) :]).reshape(2, len(x), 2, len(x))
-    curvature = (twice[0, :, 0] - twice[0, :, 1] - twice[1, :, 0] + twice[1, :, 1]) / (4 * STEP**2)
-    return _Expansion(value, (around[0] - around[1]) / (2 * STEP), curvature)
 
 
 def _values(kind: AbstractLayer, u: np.ndarray) -> dict[str, float]:
@@ -249,6 +208,6 @@ def _densities(
     """Log density of the data by an architecture at some points, without terms that are not the package's."""
     laws = laws_on_host(kind, u, statistics.widths, law)
     limit = laws.limit
-    own = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
-    laws = dataclasses.replace(laws, limit=Limit(*own, pattern=statistics.pattern))
+    terms = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
+    laws = dataclasses.replace(laws, limit=Limit(*terms, pattern=statistics.pattern))
     return np.asarray(statistics.log_density(laws, statistics.value), np.float64).sum(axis=-1)

@@ -71,26 +71,26 @@ class BranchTests:
         explained = not all(verdict.passed for verdict in [*of_increments, *of_layers])
         if explained or all(verdict.passed for verdict in of_blocks):
             return [*of_increments, *of_blocks]
-        others, gains = self.alternatives(), [gain for *_, gain in self._profiles]
+        alternatives, gains = self.alternatives(), [gain for *_, gain in self._profiles]
         # Another temperature explains as much as a missing factor of the logits does.
-        if others and others[0].value <= max(gains, default=0.0):
-            return [*of_increments, *of_shapes, *others, *of_layers, of_spread]
-        return [*of_increments, *others, *of_blocks]
+        if alternatives and alternatives[0].value <= max(gains, default=0.0):
+            return [*of_increments, *of_shapes, *alternatives, *of_layers, of_spread]
+        return [*of_increments, *alternatives, *of_blocks]
 
     def norms(self) -> list[Verdict]:
         """Mean squares of what branches read after a norm."""
         if self.data.attrs.get("reads") != "branch" or not self.normed:
             return []
-        own = np.flatnonzero(np.isin(self.parts, self.normed))
-        squares = np.diagonal(self.data["input"].values[:, own], axis1=-2, axis2=-1)
-        worst = own[np.unravel_index(np.abs(squares - 1).argmax(), squares.shape)[1]]
+        branches = np.flatnonzero(np.isin(self.parts, self.normed))
+        squares = np.diagonal(self.data["input"].values[:, branches], axis1=-2, axis2=-1)
+        worst = branches[np.unravel_index(np.abs(squares - 1).argmax(), squares.shape)[1]]
         value = np.abs(squares - 1).max()
         advice = f"branch {worst} ({self.parts[worst]}) reads tokens that are not normalised: is a norm left out?"
         return [at_most("calibrated", "mean squares after norms, less 1", value, UNNORMED, advice)]
 
     def independence(self) -> list[Verdict]:
         """Whether increments are independent of what is read, and of each other."""
-        found, parts = [], self.parts
+        verdicts, parts = [], self.parts
         if len(parts) > 1:
             pairs = dependence_of_pairs(self.data)
             (b, c), *_ = pairs.worst
@@ -98,19 +98,19 @@ class BranchTests:
                 f"increments of branches {b} ({parts[b]}) and {c} ({parts[c]}) are correlated: shared, tied or copied "
                 "weights, or a trained network"
             )
-            found.append(self._of_dependence(OF_OTHERS, pairs, advice))
+            verdicts.append(self._of_dependence(OF_OTHERS, pairs, advice))
         on_input = dependence_on_input(self.data)
         (worst,), *_ = on_input.worst
         advice = (
             f"increments of branch {worst} ({parts[worst]}) depend on what it reads, as in a trained network, or with "
             "an identity in the branch"
         )
-        found.append(self._of_dependence("share of an increment in its input", on_input, advice))
+        verdicts.append(self._of_dependence("share of an increment in its input", on_input, advice))
         # Dependence of one kind causes some of the other.
-        return sorted(found, key=lambda verdict: -verdict.value)
+        return sorted(verdicts, key=lambda verdict: -verdict.value)
 
-    def _of_dependence(self, name: str, found: Dependence, advice: str) -> Verdict:
-        _, share, p = found.worst
+    def _of_dependence(self, name: str, dependence: Dependence, advice: str) -> Verdict:
+        _, share, p = dependence.worst
         return at_most("calibrated", name, share if p < self.level else 0.0, CORRELATED, advice)
 
     def tails(self) -> Verdict:
@@ -134,28 +134,28 @@ class BranchTests:
         value, count, large = 1.0, len(self.parts), []
         farthest = float(stats.norm.isf(self.level / count / 2))
         for name in self.names:
-            own = np.flatnonzero(self.parts == name)
-            at = self._at_values(name)[:, own].sum(0)
-            strengths, sds = -at[:, 1] / at[:, 2] / 4, np.sqrt(-1 / (2 * at[:, 2])) / 2  # of log strengths
+            branches = np.flatnonzero(self.parts == name)
+            terms = self._at_values(name)[:, branches].sum(0)
+            strengths, sds = -terms[:, 1] / terms[:, 2] / 4, np.sqrt(-1 / (2 * terms[:, 2])) / 2  # of log strengths
             from_common = np.abs(strengths - np.log(self.values[f"{name}.strength"]))
             differ = from_common > farthest * sds
             if not differ.any():
                 continue
             value = max(value, float(np.exp(from_common[differ].max())))
             from_median = strengths - np.median(strengths)
-            named = np.flatnonzero(np.abs(from_median) > farthest * sds if len(own) > 2 else differ)
-            large += [(own[place], np.exp(from_median[place]), sds[place]) for place in named]
-        large.sort(key=lambda each: -abs(np.log(each[1])))
+            named = np.flatnonzero(np.abs(from_median) > farthest * sds if len(branches) > 2 else differ)
+            large += [(branches[place], np.exp(from_median[place]), sds[place]) for place in named]
+        large.sort(key=lambda layer: -abs(np.log(layer[1])))
         listed = ", ".join(
             f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large[:3]
         )
-        more = f" and {len(large) - 3} more" if len(large) > 3 else ""
-        advice = f"strengths differ between layers, in units of their median {listed}{more}; fit models.every_branch"
+        omitted = f" and {len(large) - 3} more" if len(large) > 3 else ""
+        advice = f"strengths differ between layers, in units of their median {listed}{omitted}; fit models.every_branch"
         return at_most("calibrated", "largest ratio of a layer's strength", value, ALIKE, advice)
 
     def shapes(self) -> list[Verdict]:
         """Assumed gains and temperatures against what the increments of single branches prefer."""
-        found = []
+        verdicts = []
         for name, best, _, gain in self._profiles:
             significant = stats.chi2.sf(2 * gain, 1) < self.level
             value = np.exp(abs(best)) if significant else 1.0
@@ -163,8 +163,8 @@ class BranchTests:
                 f"the increments prefer {np.exp(best):.2g} times the assumed {name}: give it a prior, or look for a "
                 "factor in the weights of the first projections"
             )
-            found.append(at_most("calibrated", f"ratio of {name} to the assumed one", value, RESHAPED, advice))
-        return found
+            verdicts.append(at_most("calibrated", f"ratio of {name} to the assumed one", value, RESHAPED, advice))
+        return verdicts
 
     def alternatives(self) -> list[Verdict]:
         """The block, other than the declared one, that the increments prefer most; none where blocks are not known."""
@@ -185,12 +185,12 @@ class BranchTests:
 
     def unconfirmed(self) -> list[str]:
         """The assumed gains and temperatures of which twice or half the value is as likely."""
-        found = []
+        names = []
         for name, _, profile, _ in self._profiles:
-            at = np.interp([-np.log(2), np.log(2)], self.log_factors, profile) - profile[self.at_one]
-            if 2 * -at.max() < stats.chi2.isf(LEVEL, 1):
-                found.append(name)
-        return found
+            changes = np.interp([-np.log(2), np.log(2)], self.log_factors, profile) - profile[self.at_one]
+            if 2 * -changes.max() < stats.chi2.isf(LEVEL, 1):
+                names.append(name)
+        return names
 
     @functools.cached_property
     def _profiles(self) -> list[tuple[str, float, np.ndarray, float]]:
@@ -199,15 +199,15 @@ class BranchTests:
         The strength of each branch is integrated out, so that layers that differ do not count; at its largest instead,
         one number for each of many branches, the likelihood would prefer gains of a wide law.
         """
-        found = []
+        profiles = []
         for name in self.declared:
-            part, _, own = name.rpartition(".")
-            if own == "strength" or name in self.values:
+            part, _, shape = name.rpartition(".")
+            if shape == "strength" or name in self.values:
                 continue
             profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
             best = int(profile.argmax())
-            found.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
-        return found
+            profiles.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
+        return profiles
 
     def spread(self) -> Verdict:
         """χ² of all increments over its degrees of freedom."""
@@ -237,13 +237,13 @@ class BranchTests:
 
     def _chi_squares(self) -> Float[np.ndarray, "networks branches"]:
         """χ² of each increment."""
-        found = np.empty(self.coefficients.shape[:2])
+        squares = np.empty(self.coefficients.shape[:2])
         for name in self.names:
-            own = np.flatnonzero(self.parts == name)
-            at = self._at_values(name)[:, own]
-            log_factor = 2 * np.log(np.broadcast_to(self._strengths(name), len(own)))
-            found[:, own] = -2 * (at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2)
-        return found
+            branches = np.flatnonzero(self.parts == name)
+            terms = self._at_values(name)[:, branches]
+            log_factor = 2 * np.log(np.broadcast_to(self._strengths(name), len(branches)))
+            squares[:, branches] = -2 * (terms[..., 0] + terms[..., 1] * log_factor + terms[..., 2] * log_factor**2)
+        return squares
 
     def _strengths(self, name: str) -> np.ndarray:
         of_layer = self.values.get(f"{name}.layer_strength")

@@ -5,7 +5,7 @@ import xarray as xr
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.diagnostics._own import tests_of_branches, tests_of_covariances, tests_of_scores
-from sdeinfer.diagnostics._posterior import Posterior, with_chains
+from sdeinfer.diagnostics._posterior import FittedPosterior, with_chains
 from sdeinfer.diagnostics._summary import (
     constants_of,
     identified_of,
@@ -70,37 +70,37 @@ def check(
     tree = with_chains(post)
     table, names = summarise(tree), identified_of(tree)
     if "coefficients" in tree.children:
-        own = tests_of_branches(tree, table)
+        tests = tests_of_branches(tree, table)
     elif "score_tests" in tree.children:
-        own = tests_of_scores(tree)
+        tests = tests_of_scores(tree)
     else:
-        own = tests_of_covariances(Posterior.of(tree, data, architecture), table["sd"].to_dict())
+        tests = tests_of_covariances(FittedPosterior.of(tree, data, architecture), table["sd"].to_dict())
     sampled = table.drop(index=[*constants_of(tree)], errors="ignore")
-    obeyed = all(verdict.passed for verdict in own.verdicts)
-    contractions = own.contractions if obeyed else {}
-    unidentified = [name for name, each in contractions.items() if not each.passed]
+    obeyed = all(verdict.passed for verdict in tests.verdicts)
+    contractions = tests.contractions if obeyed else {}
+    unidentified = [name for name, contraction in contractions.items() if not contraction.passed]
     known = [with_precision(name, table) for name in names if name not in unidentified]
     # The first τ0 that the data do not identify; values out of the law's range make the others depend on its prior.
-    unknown = [name for name in unidentified if name in own.beyond][:1]
-    beyond = [own.beyond[name] for name in unknown]
-    conditional = [name for name in unknown if known and not own.beyond[name].passed]
+    unknown = [name for name in unidentified if name in tests.beyond][:1]
+    beyond = [tests.beyond[name] for name in unknown]
+    conditional = [name for name in unknown if known and not tests.beyond[name].passed]
     verdicts = [
-        *own.verdicts,
+        *tests.verdicts,
         *of_chains(sampled),
         *contractions.values(),
         *beyond,
         *of_geometry(tree),
-        *own.last,
+        *tests.last,
         *of_truth(table.loc[names]),
     ]
     return Check(
         tuple(verdicts),
-        skipped=(*own.skipped, *_skipped(tree)),
+        skipped=(*tests.skipped, *_skipped(tree)),
         identified=() if conditional else tuple(known),
         conditional=f"{', '.join(known)} by the prior of {conditional[0]}" if conditional else "",
         unidentified=tuple(unidentified),
-        notes=(*own.notes, *of_rough(sampled), *(own.beyond[name].advice for name in conditional)),
-        assumed=own.assumed if known else {},
+        notes=(*tests.notes, *of_rough(sampled), *(tests.beyond[name].advice for name in conditional)),
+        assumed=tests.assumed if known else {},
     )
 
 

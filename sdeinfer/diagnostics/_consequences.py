@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, Sums, inverse_of, sums_of
-from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior, has_prior
+from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, ScoreSums, inverse_of, score_sums
+from sdeinfer.diagnostics._posterior import PRIOR_SD, FittedPosterior, has_prior
 from sdeinfer.diagnostics._thresholds import CONFLICT, EFFECT, LEVEL, MOVE, SCATTER_RATIO
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.layers import AbstractLayer
@@ -41,11 +41,11 @@ def consequences(
         and the row "scatter of networks", whose columns are the ratios of the standard deviations by the scatter of
         the networks' scores to those of the posterior: above 1 where layers of a network are not independent.
     """
-    posterior = Posterior.of(post, data, architecture)
-    return consequences_of(sums_of(posterior), posterior)
+    posterior = FittedPosterior.of(post, data, architecture)
+    return consequences_of(score_sums(posterior), posterior)
 
 
-def consequences_of(sums: Sums, posterior: Posterior) -> pd.DataFrame:
+def consequences_of(sums: ScoreSums, posterior: FittedPosterior) -> pd.DataFrame:
     """The table of `consequences`."""
     table, fixed = sums.tests, posterior.fixed
     known = posterior.known_kind.coordinates.sampled
@@ -70,17 +70,21 @@ def consequences_of(sums: Sums, posterior: Posterior) -> pd.DataFrame:
     sd = np.array([posterior.sds[name] for name in known])
     sd = np.where(np.isnan(sd), by_scores, sd)
     sd = np.where(free & (sd > 0), sd, np.inf)
-    kept = (sums.squares > 0) & (sums.sizes > 0)
-    size = sums.corrected[kept] / sums.sizes[kept]
+    tested = (sums.squares > 0) & (sums.sizes > 0)
+    size = sums.corrected[tested] / sums.sizes[tested]
     # The mode of a law with the omitted part follows from that law's curvature, whose correlations differ.
-    omitted = [by @ covariance(information) for by, information in zip(sums.omitted, sums.completed, strict=True)]
-    moves = [*(size[:, None] * (sums.along[kept] @ inverse)), *omitted, by_networks]
+    omitted = [shift @ covariance(information) for shift, information in zip(sums.omitted, sums.completed, strict=True)]
+    moves = [*(size[:, None] * (sums.along[tested] @ inverse)), *omitted, by_networks]
     rows = pd.DataFrame(np.array(moves) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known))
-    present = [*table.index, *(name for name, by in zip(OMISSIONS, sums.omitted, strict=True) if by.any()), SCATTER]
+    present = [
+        *table.index,
+        *(name for name, shift in zip(OMISSIONS, sums.omitted, strict=True) if shift.any()),
+        SCATTER,
+    ]
     return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
 
 
-def _precision_besides(information: np.ndarray, posterior: Posterior) -> np.ndarray:
+def _precision_besides(information: np.ndarray, posterior: FittedPosterior) -> np.ndarray:
     """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
     known = posterior.known_kind.coordinates.sampled
     spread = np.array([posterior.priors[name][1] for name in known])
@@ -93,7 +97,7 @@ def _precision_besides(information: np.ndarray, posterior: Posterior) -> np.ndar
     return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)
 
 
-def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
+def of_conflict(sums: ScoreSums, posterior: FittedPosterior) -> list[Verdict]:
     """A failed verdict on the tightest prior that contradicts the data; none if no prior does.
 
     By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
@@ -103,7 +107,7 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
     """
     if not has_prior(posterior.tree) or not posterior.one_layer:
         return []
-    known, found = posterior.known_kind.coordinates.sampled, []
+    known, conflicts = posterior.known_kind.coordinates.sampled, []
     free = [name for name in known if name not in posterior.fixed]
     places = [list(known).index(name) for name in free]
     precision = np.array([posterior.priors[name][1] for name in free]) ** -2
@@ -112,20 +116,20 @@ def of_conflict(sums: Sums, posterior: Posterior) -> list[Verdict]:
         place, (mean, sd) = free.index(name), posterior.priors[name]
         if sd > PRIOR_SD / 2:
             continue
-        others = np.diag(np.where(np.arange(len(free)) == place, 1e-9, precision))
-        variance = inverse_of(sums.information[np.ix_(places, places)] + others)[place, place]
+        other_priors = np.diag(np.where(np.arange(len(free)) == place, 1e-9, precision))
+        variance = inverse_of(sums.information[np.ix_(places, places)] + other_priors)[place, place]
         move = variance * sums.score[places[place]]
-        at = float(np.mean(known[name].to_real(draws[name].values)))
-        distance = abs(at + move - mean) / np.sqrt(variance + sd**2)
+        centre = float(np.mean(known[name].to_real(draws[name].values)))
+        distance = abs(centre + move - mean) / np.sqrt(variance + sd**2)
         moved = abs(move) / posterior.sds[name]
         if distance > CONFLICT and moved > MOVE:
-            found.append((sd, moved, name, mean, at, "up" if move > 0 else "down"))
-    if not found:
+            conflicts.append((sd, moved, name, mean, centre, "up" if move > 0 else "down"))
+    if not conflicts:
         return []
-    _, moved, name, *ends, way = min(found)  # a tight prior of one moves the others too
-    about, here = (float(known[name].from_real(np.float64(x))) for x in ends)
+    _, moved, name, *ends, way = min(conflicts)  # a tight prior of one moves the others too
+    prior, fitted = (float(known[name].from_real(np.float64(x))) for x in ends)
     advice = (
-        f"the prior of {name}, about {about:.3g}, contradicts the data, which pull it {way} from {here:.3g}: widen it"
+        f"the prior of {name}, about {prior:.3g}, contradicts the data, which pull it {way} from {fitted:.3g}: widen it"
     )
     return [at_most("calibrated", "prior against data, posterior sds", moved, MOVE, advice)]
 
@@ -141,24 +145,24 @@ def of_large_misfits(table: pd.DataFrame, kind: AbstractLayer) -> list[Verdict]:
         verdicts.append(at_most("agrees with the theory", "finite width, posterior sds", largest, MOVE, advice))
     p, large = table["p"].to_dict(), _seen(table)["effect"].abs().to_dict()
     worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
-    what = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}" if worst else ""
+    cause = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}" if worst else ""
     largest = large[worst] if worst else max(large.values(), default=0.0)
-    return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, what)]
+    return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, cause)]
 
 
 def of_small_misfits(table: pd.DataFrame, law: str, networks: int) -> tuple[list[Verdict], list[str]]:
     """Verdicts on misfits that move a parameter, and on the scatter of networks; notes on those that do not matter."""
-    seen, notes, what = _seen(table), [], ""
+    seen, notes, cause = _seen(table), [], ""
     largest, moved = _largest(seen)
     if moved:
         worst = str(seen[moved].abs().idxmax())
         effect = abs(float(table["effect"].to_dict()[worst]))
-        what = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
+        cause = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
         if largest <= MOVE:
-            notes.append(what + "it is seen and does not matter")
+            notes.append(cause + "it is seen and does not matter")
         remedy = "fit by law='finite-width'" if law == "limit" else "check the architecture and its sizes"
-        what += f"{DIRECTIONS[worst]}: {remedy}"
-    verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, what)]
+        cause += f"{DIRECTIONS[worst]}: {remedy}"
+    verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, cause)]
     if SCATTER in table.index:
         largest, moved = _largest(table.loc[[SCATTER]])
         advice = (

@@ -47,12 +47,12 @@ def dependence_of_pairs(data: xr.Dataset) -> Dependence:
 @functools.lru_cache(maxsize=64)
 def kurtosis_of_normals(tokens: int, width: int) -> tuple[float, float, float]:
     """Mean, standard deviation and skewness of `kurtosis` of normal increments, by 4,000 draws."""
-    rng, found = np.random.default_rng([tokens, width]), []
+    rng, moments = np.random.default_rng([tokens, width]), []
     for _ in range(40):
         D = rng.standard_normal((100, tokens, width))
         squares = (D * np.linalg.solve(D @ np.swapaxes(D, 1, 2) / width, D)).sum(1)
-        found.append(np.square(squares).mean(-1) / (tokens * (tokens + 2)))
-    draws = np.concatenate(found)
+        moments.append(np.square(squares).mean(-1) / (tokens * (tokens + 2)))
+    draws = np.concatenate(moments)
     return float(draws.mean()), float(draws.std()), float(stats.skew(draws))
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
-from sdeinfer.diagnostics._innovations import inverse_of, sums_of
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._innovations import inverse_of, score_sums
+from sdeinfer.diagnostics._posterior import FittedPosterior
 from sdeinfer.diagnostics._summary import draws_of
 from sdeinfer.diagnostics._thresholds import CONTRACTION
 from sdeinfer.diagnostics._verdict import Verdict, at_least
@@ -39,19 +39,19 @@ def identification(
         the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`; the latter only if the posterior
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
-    posterior = Posterior.of(post, data, architecture)
-    information = sums_of(posterior).information if posterior.one_layer and posterior.kind is not None else None
+    posterior = FittedPosterior.of(post, data, architecture)
+    information = score_sums(posterior).information if posterior.one_layer and posterior.kind is not None else None
     return identification_of(posterior, information)
 
 
-def identification_of(posterior: Posterior, information: np.ndarray | None) -> pd.DataFrame:
+def identification_of(posterior: FittedPosterior, information: np.ndarray | None) -> pd.DataFrame:
     """The table of `identification`, from the Fisher information on all coordinates; None if it is not known."""
     names, kind = posterior.identified, posterior.kind
     known = {} if kind is None else kind.coordinates.sampled
     # A site of a custom program has no other coordinate.
     real = {name: known[name].to_real if name in known else np.asarray for name in names}
     draws = {group: draws_of(posterior.tree, group) for group in ("prior", "posterior")}
-    sd = {group: [real[name](own[name].values).std() for name in names] for group, own in draws.items()}
+    sd = {group: [real[name](dataset[name].values).std() for name in names] for group, dataset in draws.items()}
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
     if information is None or not posterior.one_layer or not names:
@@ -78,29 +78,29 @@ def of_identification(table: pd.DataFrame) -> dict[str, Verdict]:
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
-            more = f"10 % precision takes about {two_digits} times as many" if times < 1e6 else "nor would more"
-            advice += f"; {more} networks like these, or other tokens"
+            remedy = f"10 % precision takes about {two_digits} times as many" if times < 1e6 else "nor would more"
+            advice += f"; {remedy} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)
     return verdicts
 
 
-def _sensitivities(posterior: Posterior) -> dict[str, float | list[float]]:
+def _sensitivities(posterior: FittedPosterior) -> dict[str, float | list[float]]:
     """Sensitivity of the posterior to the prior and to the likelihood by power-scaling, NaN where it has none."""
-    tree, names, found = posterior.tree, posterior.identified, {}
+    tree, names, sensitivities = posterior.tree, posterior.identified, {}
     if ADJUSTED_LIKELIHOOD in tree.children:
         # The sensitivity is that of the posterior, whose likelihood is the adjusted one.
         tree = tree.assign({"log_likelihood": tree[ADJUSTED_LIKELIHOOD]})
-    kept = posterior.data.sizes["network"]
-    whole = int(tree.attrs.get("networks", kept)) == kept
+    networks = posterior.data.sizes["network"]
+    whole = int(tree.attrs.get("networks", networks)) == networks
     for scaled in ("prior", "likelihood") if whole else ("prior",):
         if f"log_{scaled}" not in tree.children:
             continue
-        found[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
+        sensitivities[f"to_{scaled}"] = 0.0  # power-scaling a flat prior has no effect
         densities = tree[f"log_{scaled}"].to_dataset().data_vars.values()
         if any(float(np.ptp(density.values)) > 0 for density in densities):
-            found[f"to_{scaled}"] = np.nan
+            sensitivities[f"to_{scaled}"] = np.nan
             with contextlib.suppress(ValueError):  # weights with a constant tail have no Pareto k
                 moved = psense(tree, var_names=names, group=scaled)
-                found[f"to_{scaled}"] = [float(moved[name]) for name in names]
-    return found
+                sensitivities[f"to_{scaled}"] = [float(moved[name]) for name in names]
+    return sensitivities

@@ -27,7 +27,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
 from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._posterior import FittedPosterior
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
 from sdeinfer.infer._sandwich import omitted_order
@@ -67,32 +67,32 @@ def innovation_tests(
         deviations of a layer's increments, without the part that the parameters absorb; `z`, its deviation from zero in
         standard errors; and the two-sided `p`.
     """
-    return sums_of(Posterior.of(post, data, architecture)).tests
+    return score_sums(FittedPosterior.of(post, data, architecture)).tests
 
 
-def sums_of(posterior: Posterior) -> "Sums":
+def score_sums(posterior: FittedPosterior) -> "ScoreSums":
     """The sums over the innovations of all distinct layers, of the data in a posterior."""
     kind = posterior.known_kind
-    parts = [Sums.of(path, at, Omissions.of(kind, at, posterior.law)) for path, at in laws_of(posterior)]
-    found = jax.tree.map(lambda *each: np.sum(each, axis=0), *parts)
+    parts = [ScoreSums.of(path, law, Omissions.of(kind, law, posterior.law)) for path, law in laws_of(posterior)]
+    sums = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
     # A fit of data in chunks keeps some of its transitions: moves and sds are of all, tests of those kept.
-    kept = int(used_of(posterior.data).sum())
-    times = float(posterior.tree.attrs.get("used_transitions", kept)) / kept
+    count = int(used_of(posterior.data).sum())
+    times = float(posterior.tree.attrs.get("used_transitions", count)) / count
     names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")
-    return found._replace(**{name: times * getattr(found, name) for name in names})
+    return sums._replace(**{name: times * getattr(sums, name) for name in names})
 
 
-def laws_of(posterior: Posterior) -> Iterator[tuple[Path, LawAt]]:
+def laws_of(posterior: FittedPosterior) -> Iterator[tuple[Path, LawAt]]:
     """Iterate over the distinct layers: the transitions of a layer's networks, and the law at its posterior mean."""
     kind = posterior.known_kind
     path = any_transitions(with_pattern(posterior.data, kind.pattern), kind.other_terms)
     layers = posterior.tree["layers"].to_dataset()
     u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
-    each, number = np.unique(u, axis=0, return_inverse=True)
-    for index, here in enumerate(each):
-        mine = path.of_networks(np.flatnonzero(number.reshape(-1) == index))
-        if len(mine):
-            yield mine, law_at(kind, here, widths=np.unique(mine.width), law=posterior.law)
+    points, number = np.unique(u, axis=0, return_inverse=True)
+    for index, point in enumerate(points):
+        transitions = path.of_networks(np.flatnonzero(number.reshape(-1) == index))
+        if len(transitions):
+            yield transitions, law_at(kind, point, widths=np.unique(transitions.width), law=posterior.law)
 
 
 def clipped(y: np.ndarray) -> np.ndarray:
@@ -107,31 +107,31 @@ class Omissions(NamedTuple):
     exact: LawAt | None  # the law of finite width at the same parameters, where the limit's was fitted
 
     @classmethod
-    def of(cls, kind: AbstractLayer, at: LawAt, law: str) -> "Omissions":
+    def of(cls, kind: AbstractLayer, layer_law: LawAt, law: str) -> "Omissions":
         """The omissions of a law of one kind of layer."""
-        values = kind.coordinates.constrained(at.u)
+        values = kind.coordinates.constrained(layer_law.u)
         tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)
         exact = None
         if law == "limit" and kind.pattern.everything:
             # A layer of a user may have no law of finite width.
             with contextlib.suppress(InputError):
-                exact = law_at(kind, at.u, widths=at.widths, law="finite-width")
+                exact = law_at(kind, layer_law.u, widths=layer_law.widths, law="finite-width")
         return cls(tau0, exact)
 
-    def at(self, path: Path, here: Innovations, law: LawAt) -> tuple[np.ndarray, np.ndarray]:
+    def at(self, path: Path, batch: Innovations, law: LawAt) -> tuple[np.ndarray, np.ndarray]:
         """Omitted means, in standard deviations, and omitted relative variances; shape (transitions, p, omissions)."""
-        zero = np.zeros_like(here.y)
-        softmax = (zero, zero) if math.isinf(self.tau0) else omitted_order(path, here, law, self.tau0)
+        zero = np.zeros_like(batch.y)
+        softmax = (zero, zero) if math.isinf(self.tau0) else omitted_order(path, batch, law, self.tau0)
         width = (zero, zero)
         if self.exact is not None:
-            number = path.width_index(law.widths, here.transitions)
-            fitted, exact = (mean_and_variance(here.terms, x.moments.at(number)) for x in (law, self.exact))
-            width = ((exact[0] - fitted[0]) / here.sd, exact[1] / fitted[1] - 1)
-        mean, variance = (np.stack(each, axis=-1) for each in zip(softmax, width, strict=True))
+            number = path.width_index(law.widths, batch.transitions)
+            fitted, exact = (mean_and_variance(batch.terms, x.moments.at(number)) for x in (law, self.exact))
+            width = ((exact[0] - fitted[0]) / batch.sd, exact[1] / fitted[1] - 1)
+        mean, variance = (np.stack(part, axis=-1) for part in zip(softmax, width, strict=True))
         return mean, variance
 
 
-class Sums(NamedTuple):
+class ScoreSums(NamedTuple):
     """Sums over layers, for the directions g, the score s of the parameters and the omissions."""
 
     corrected: np.ndarray  # Σ (g − A_k H⁻¹ s), shape (directions,)
@@ -148,56 +148,60 @@ class Sums(NamedTuple):
     layers: int
 
     @classmethod
-    def of(cls, path: Path, law: LawAt, omissions: Omissions) -> "Sums":
+    def of(cls, path: Path, law: LawAt, omissions: Omissions) -> "ScoreSums":
         """The sums over the layers of a path.
 
         Scores have an axis of the parameters, the omissions, which have known sizes up to factors of about 1 and are
         estimated as parameters, and the directions.
         """
-        own, known = np.s_[: len(law.u)], np.s_[: len(law.u) + len(OMISSIONS)]
-        others, tested = np.s_[own.stop : known.stop], np.s_[known.stop :]
+        parameters, known = np.s_[: len(law.u)], np.s_[: len(law.u) + len(OMISSIONS)]
+        omitted, tested = np.s_[parameters.stop : known.stop], np.s_[known.stop :]
         count = known.stop + len(DIRECTIONS)
         score, squares, information = np.zeros(count), np.zeros((count, count)), np.zeros((count, count))
-        each = np.zeros((len(path.width), own.stop))
+        network_scores = np.zeros((len(path.width), parameters.stop))
         noise = np.zeros((3, path.covariance.shape[1] - 1))
         sums, overlap, follow = np.zeros((2, path.covariance.shape[-1] ** 2)), 0.0, 0
-        for here in innovations(path, law):
-            at = path.coordinates(here.transitions)
-            here = here._replace(y=clipped(here.y))  # noqa: PLW2901
-            parts = (here.mean, here.log_variance), omissions.at(path, here, law), weights(path, here, at)
+        for batch in innovations(path, law):
+            spectrum = path.coordinates(batch.transitions)
+            batch = batch._replace(y=clipped(batch.y))  # noqa: PLW2901
+            parts = (
+                (batch.mean, batch.log_variance),
+                omissions.at(path, batch, law),
+                direction_weights(path, batch, spectrum),
+            )
             mean, log_variance = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
-            every = here._replace(mean=mean, log_variance=log_variance)
-            s = every.score
-            before, now = successive(path, here, at)
+            joint = batch._replace(mean=mean, log_variance=log_variance)
+            s = joint.score
+            before, now = successive(path, batch, spectrum)
             s[:, -1] = (before * now).sum(axis=1)
             sums += np.stack([before.sum(axis=0), now.sum(axis=0)])
             overlap += (before[1:] * now[:-1]).sum()
             following = np.count_nonzero(s[:, -1])
             follow += following
-            score, squares, information = score + s.sum(axis=0), squares + s.T @ s, information + every.information
-            information[-1, -1] += here.y.shape[1] * following
-            np.add.at(each, path.network[here.transitions], s[:, own])
-            squared = np.square(here.y).mean(axis=1)
+            score, squares, information = score + s.sum(axis=0), squares + s.T @ s, information + joint.information
+            information[-1, -1] += batch.y.shape[1] * following
+            np.add.at(network_scores, path.network[batch.transitions], s[:, parameters])
+            squared = np.square(batch.y).mean(axis=1)
             for moment in range(3):
-                np.add.at(noise[moment], path.layer[here.transitions], squared**moment)
+                np.add.at(noise[moment], path.layer[batch.transitions], squared**moment)
         # A mean that all layers have is no memory. Without one, the product of the sums has the mean of the overlap.
         score[-1] -= (sums[0] @ sums[1] - overlap) / max(follow, 1)
-        along, own_information = information[tested, known], information[own, own]
+        along, own_information = information[tested, known], information[parameters, parameters]
         projected = along @ inverse_of(information[known, known] + np.eye(known.stop))
         exact = own_information
         if omissions.exact is not None:
-            exact = np.sum([here.information for here in innovations(path, omissions.exact)], axis=0)
+            exact = np.sum([batch.information for batch in innovations(path, omissions.exact)], axis=0)
         of_known = (projected @ squares[known, known] * projected).sum(axis=1)
         return cls(
             corrected=score[tested] - projected @ score[known],
             squares=np.diag(squares)[tested] - 2 * (projected * squares[tested, known]).sum(axis=1) + of_known,
             sizes=np.diag(information)[tested] - (projected * along).sum(axis=1),
-            along=along[:, own],
-            score=score[own],
+            along=along[:, parameters],
+            score=score[parameters],
             information=own_information,
-            scatter=squares[own, own],
-            of_networks=each.T @ each,
-            omitted=information[others, own],
+            scatter=squares[parameters, parameters],
+            of_networks=network_scores.T @ network_scores,
+            omitted=information[omitted, parameters],
             completed=np.stack([own_information, exact]),
             noise=noise,
             layers=len(path),
@@ -206,11 +210,11 @@ class Sums(NamedTuple):
     @property
     def tests(self) -> pd.DataFrame:
         """The table of `innovation_tests`."""
-        kept = (self.squares > 0) & (self.sizes > 0)
-        found, squares, sizes = (x[kept] for x in (self.corrected, self.squares, self.sizes))
-        names = [name for name, there in zip(DIRECTIONS, kept, strict=True) if there]
-        z = found / np.sqrt(squares)
-        columns = {"effect": found / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
+        tested = (self.squares > 0) & (self.sizes > 0)
+        corrected, squares, sizes = (x[tested] for x in (self.corrected, self.squares, self.sizes))
+        names = [name for name, is_tested in zip(DIRECTIONS, tested, strict=True) if is_tested]
+        z = corrected / np.sqrt(squares)
+        columns = {"effect": corrected / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
         return pd.DataFrame(columns, index=pd.Index(names, name="direction"))
 
     @property
@@ -233,44 +237,44 @@ def inverse_of(information: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def weights(
-    path: Path, here: Innovations, at: Spectrum | PatternSpectrum
+def direction_weights(
+    path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum
 ) -> tuple[Float[np.ndarray, "transitions p directions"], Float[np.ndarray, "transitions p directions"]]:
     """Weights a and c of each direction; those of the last, which are not functions of one layer, are 0."""
-    e = here.terms.mixing
-    if isinstance(at, PatternSpectrum):
-        growth, spread, diagonal = _pattern_weights(path.starts(here.transitions), at)
+    e = batch.terms.mixing
+    if isinstance(spectrum, PatternSpectrum):
+        growth, spread, diagonal = _pattern_weights(path.starts(batch.transitions), spectrum)
     else:
         rows, columns = pairs(tokens_of(e.shape[1]))
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), e.shape)
         spread = diagonal * np.sqrt(e / 2)
-    drift = here.terms.drift
+    drift = batch.terms.drift
     zero = np.zeros_like(e)
     with_attention = e - e.mean(axis=1, keepdims=True)
     of_mean = np.stack([growth, spread, drift[:, 0], drift[:, 1], zero, zero, zero, zero], axis=-1)
     of_variance = np.stack([zero, zero, zero, zero, diagonal, 1 - diagonal, with_attention, zero], axis=-1)
-    return _at_most_one(of_mean / here.sd[..., None]), _at_most_one(of_variance)
+    return _at_most_one(of_mean / batch.sd[..., None]), _at_most_one(of_variance)
 
 
 def successive(
-    path: Path, here: Innovations, at: Spectrum | PatternSpectrum
+    path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum
 ) -> tuple[Float[np.ndarray, "transitions entries"], Float[np.ndarray, "transitions entries"]]:
     """The innovations of each preceding layer and of each layer, as matrices in the coordinates V^(−½) dV V^(−½).
 
     These do not depend on the order of the tokens. Products have the variance p. Both are 0 where no layer precedes in
     the block.
     """
-    chosen = here.transitions
+    chosen = batch.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
-    rows, columns = pairs(tokens_of(here.y.shape[1]))
-    y = at.colour(unvech(here.y * np.where(rows == columns, np.sqrt(2), 1.0)))
-    L = at.cholesky[1:][follows]
+    rows, columns = pairs(tokens_of(batch.y.shape[1]))
+    y = spectrum.colour(unvech(batch.y * np.where(rows == columns, np.sqrt(2), 1.0)))
+    L = spectrum.cholesky[1:][follows]
     values, axes = np.linalg.eigh(L @ L.mT)
     inverse_root = axes / np.sqrt(np.maximum(values, np.finfo(float).tiny))[:, None, :] @ axes.mT
-    found = np.zeros((2, len(y), L.shape[-1] ** 2))
+    matrices = np.zeros((2, len(y), L.shape[-1] ** 2))
     for place, S in enumerate((y[:-1], y[1:])):
-        found[place, 1:][follows] = (inverse_root @ S[follows] @ inverse_root).reshape(-1, L.shape[-1] ** 2)
-    return found[0] / np.sqrt(2), found[1] / np.sqrt(2)
+        matrices[place, 1:][follows] = (inverse_root @ S[follows] @ inverse_root).reshape(-1, L.shape[-1] ** 2)
+    return matrices[0] / np.sqrt(2), matrices[1] / np.sqrt(2)
 
 
 def _at_most_one(weights: np.ndarray) -> np.ndarray:
@@ -279,7 +283,7 @@ def _at_most_one(weights: np.ndarray) -> np.ndarray:
 
 
 def _pattern_weights(
-    V: Float[np.ndarray, "transitions m m"], at: PatternSpectrum
+    V: Float[np.ndarray, "transitions m m"], spectrum: PatternSpectrum
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The directions of V and V H V in the coordinates of a pattern, and the weight of each entry on the diagonal.
 
@@ -288,5 +292,5 @@ def _pattern_weights(
     rows, columns = pairs(V.shape[-1])
     equal = np.where(rows == columns, 1.0, 0.0)
     moved = V @ (V - V.mean(axis=-2, keepdims=True))
-    growth, spread = (vech(at.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
-    return growth, spread / V.shape[-1], (equal[:, None] * at.rotation**2).sum(axis=-2)
+    growth, spread = (vech(spectrum.whiten(S)) * np.where(equal == 1, 1.0, np.sqrt(2.0)) for S in (V, moved))
+    return growth, spread / V.shape[-1], (equal[:, None] * spectrum.rotation**2).sum(axis=-2)

@@ -11,7 +11,7 @@ def of_unlike_layers(noise: np.ndarray, tokens: int, layers: np.ndarray) -> list
     """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers.
 
     Arguments:
-        noise: `Sums.noise`.
+        noise: `ScoreSums.noise`.
         tokens: number of tokens m; a transition has m(m + 1)/2 innovations.
         layers: numbers of the observed layers, one more than there are transitions of a network.
     """

@@ -15,10 +15,10 @@ from sdeinfer.diagnostics._alternatives import Alternative, alternatives_of
 from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import consequences_of, of_conflict, of_large_misfits, of_small_misfits
 from sdeinfer.diagnostics._identification import identification_of, of_identification
-from sdeinfer.diagnostics._innovations import Sums, sums_of
+from sdeinfer.diagnostics._innovations import ScoreSums, score_sums
 from sdeinfer.diagnostics._networks import of_shared_noise
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
-from sdeinfer.diagnostics._posterior import Posterior, has_prior, require_groups
+from sdeinfer.diagnostics._posterior import FittedPosterior, has_prior, require_groups
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
@@ -57,14 +57,14 @@ def tests_of_branches(post: xr.DataTree, table: pd.DataFrame) -> OwnTests:
     )
     verdicts, notes = tests.verdicts(), []
     for name in names:
-        own = name.partition("[")[0]
-        if own not in declared or not own.endswith("strength"):
+        site = name.partition("[")[0]
+        if site not in declared or not site.endswith("strength"):
             continue
-        ratio, error = table.loc[name, "mean"] / declared[own], table.loc[name, "sd"] / declared[own]
+        ratio, error = table.loc[name, "mean"] / declared[site], table.loc[name, "sd"] / declared[site]
         if abs(ratio - 1) > 4 * error:
-            notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {declared[own]:.3g}")
+            notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {declared[site]:.3g}")
     # What was read from the weights needs no confirmation.
-    unknown = all(each.passed for each in verdicts) and MEASURED not in post.attrs
+    unknown = all(verdict.passed for verdict in verdicts) and MEASURED not in post.attrs
     assumed = dict.fromkeys(tests.unconfirmed() if unknown else [], "")
     return OwnTests(verdicts, of_contractions(post, names), notes, assumed)
 
@@ -107,12 +107,12 @@ def tests_of_scores(post: xr.DataTree) -> OwnTests:
     return OwnTests(verdicts, contractions, notes)
 
 
-def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTests:
+def tests_of_covariances(posterior: FittedPosterior, sd: Mapping[Any, float]) -> OwnTests:
     """The layers against the law and other architectures; the range of the law; networks left out."""
     tree, every_layer, sums = posterior.tree, bool(posterior.tree.attrs.get("every_layer")), None
     if posterior.kind is not None:
         require_groups(tree, "layers")
-        sums = sums_of(posterior) if every_layer else None
+        sums = score_sums(posterior) if every_layer else None
     contractions = {}
     if has_prior(tree):
         contractions = of_identification(identification_of(posterior, None if sums is None else sums.information))
@@ -123,14 +123,14 @@ def tests_of_covariances(posterior: Posterior, sd: Mapping[Any, float]) -> OwnTe
     predicted = of_predictions(tree)
     last = predicted or []
     if every_layer:
-        notes += [f"{each.name} {each.value:.2g}: {each.advice}" for each in last if not each.passed]
+        notes += [f"{verdict.name} {verdict.value:.2g}: {verdict.advice}" for verdict in last if not verdict.passed]
         last = of_draws(tree)
     skipped = _skipped(posterior, predicted=predicted is not None)
     return OwnTests(verdicts + of_spread, contractions, notes, assumed, beyond, last, skipped)
 
 
 def _of_law(
-    posterior: Posterior, sums: Sums | None, sd: Mapping[Any, float], known: Set[Any]
+    posterior: FittedPosterior, sums: ScoreSums | None, sd: Mapping[Any, float], known: Set[Any]
 ) -> tuple[list[Verdict], list[str], dict[str, str]]:
     """Verdicts on priors, networks and layers, causes before consequences; notes; and what is assumed."""
     if sums is None:
@@ -144,66 +144,68 @@ def _of_law(
     small, notes = of_small_misfits(misfits, posterior.law, posterior.data.sizes["network"])
     if not _has_alternatives(posterior):
         return [*verdicts, *of_weights, *small], notes, {}
-    verdict, more, assumed = of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd, known)
-    return [*verdicts, verdict, *of_weights, *small], notes + more, assumed
+    verdict, alternative_notes, assumed = of_alternatives(alternatives_of(posterior, sums.dispersion), kind, sd, known)
+    return [*verdicts, verdict, *of_weights, *small], notes + alternative_notes, assumed
 
 
-def _has_alternatives(posterior: Posterior) -> bool:
+def _has_alternatives(posterior: FittedPosterior) -> bool:
     """Whether other architectures are tried: for a named architecture with one layer for all networks."""
     return posterior.kind is not None and is_named(posterior.kind) and posterior.one_layer
 
 
 def of_alternatives(
-    found: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float], known: Set[Any]
+    candidates: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[Any, float], known: Set[Any]
 ) -> tuple[Verdict, list[str], dict[str, str]]:
     """The verdict on other architectures, notes, and what the data do not confirm, with what another would give.
 
     An architecture that fits as well matters if it moves, or lacks, one of the `known` parameters, which the data
     identify; one that fits better if it moves any.
     """
-    own = next(each for each in found if each.architecture == kind)
+    fitted = next(candidate for candidate in candidates if candidate.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], {}
-    own_mask = kind.sizes.get("pattern")
-    for each in found:
-        lacks = [name for name in own.values if name in known and sd[name] > 0 and name not in each.values]
-        shared = [name for name in each.values if name in own.values and sd.get(name, 0.0) > 0]
-        moves = {name: abs(each.values[name] - own.values[name]) / sd[name] for name in shared}
+    fitted_mask = kind.sizes.get("pattern")
+    for candidate in candidates:
+        lacks = [name for name in fitted.values if name in known and sd[name] > 0 and name not in candidate.values]
+        shared = [name for name in candidate.values if name in fitted.values and sd.get(name, 0.0) > 0]
+        moves = {name: abs(candidate.values[name] - fitted.values[name]) / sd[name] for name in shared}
         # Another mask changes what later tokens do, also where the parameters are the same.
-        other_mask = each.architecture.name == kind.name and each.architecture.sizes.get("pattern") != own_mask
-        masked = each.evidence > EVIDENCE and other_mask
-        far = {name for name, move in moves.items() if move > MOVE and (name in known or each.evidence > EVIDENCE)}
-        if each.evidence < -EVIDENCE or not (far or lacks or masked):
+        other_mask = (
+            candidate.architecture.name == kind.name and candidate.architecture.sizes.get("pattern") != fitted_mask
+        )
+        masked = candidate.evidence > EVIDENCE and other_mask
+        far = {name for name, move in moves.items() if move > MOVE and (name in known or candidate.evidence > EVIDENCE)}
+        if candidate.evidence < -EVIDENCE or not (far or lacks or masked):
             continue
         moved = f"without {lacks[0]}" if lacks else ""
         if not lacks:
             name = max(far or shared, key=lambda name: moves[name])
-            moved = f"{name} {each.values[name]:.3g} in place of {own.values[name]:.3g}"
-        what = f"{kind_in_words(each.architecture)} ({moved})"
-        if each.evidence <= EVIDENCE:
-            notes.append(f"these data do not exclude {what}")
-            assumed = _assumed(kind, each.architecture, moved) | assumed  # of the best alternative
-        elif each.evidence > best:
-            best = each.evidence
-            remedy = f"check the network's code, or fit by architecture={call_of(each.architecture)}"
-            advice = f"{what} fits better, by a log evidence of {best:.2g}: {remedy}"
+            moved = f"{name} {candidate.values[name]:.3g} in place of {fitted.values[name]:.3g}"
+        description = f"{kind_in_words(candidate.architecture)} ({moved})"
+        if candidate.evidence <= EVIDENCE:
+            notes.append(f"these data do not exclude {description}")
+            assumed = _assumed(kind, candidate.architecture, moved) | assumed  # of the best alternative
+        elif candidate.evidence > best:
+            best = candidate.evidence
+            remedy = f"check the network's code, or fit by architecture={call_of(candidate.architecture)}"
+            advice = f"{description} fits better, by a log evidence of {best:.2g}: {remedy}"
     verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
     in_order = (kind_in_words(kind), *sizes_in_words(kind).values())
     return verdict, notes, {words: assumed[words] for words in in_order if words in assumed}
 
 
-def _assumed(kind: AbstractLayer, other: AbstractLayer, moved: str) -> dict[str, str]:
+def _assumed(kind: AbstractLayer, other_kind: AbstractLayer, moved: str) -> dict[str, str]:
     """The sizes, or the kind, that an architecture has in place of another's, each with what the other would give."""
-    if kind.name != other.name:
-        return {kind_in_words(kind): f"{kind_in_words(other)}: {moved}"}
-    theirs = ", ".join(different_sizes(other, kind))
-    return {words: f"{theirs}: {moved}" for words in different_sizes(kind, other)}
+    if kind.name != other_kind.name:
+        return {kind_in_words(kind): f"{kind_in_words(other_kind)}: {moved}"}
+    other_sizes = ", ".join(different_sizes(other_kind, kind))
+    return {words: f"{other_sizes}: {moved}" for words in different_sizes(kind, other_kind)}
 
 
-def different_sizes(kind: AbstractLayer, other: AbstractLayer) -> list[str]:
+def different_sizes(kind: AbstractLayer, other_kind: AbstractLayer) -> list[str]:
     """The sizes of an architecture that differ from those of another of the same name, in words."""
-    if kind.name != other.name:
+    if kind.name != other_kind.name:
         return []
-    return [words for size, words in sizes_in_words(kind).items() if kind.sizes[size] != other.sizes[size]]
+    return [words for size, words in sizes_in_words(kind).items() if kind.sizes[size] != other_kind.sizes[size]]
 
 
 def _of_kept(attrs: Mapping[Any, Any]) -> list[str]:
@@ -219,7 +221,7 @@ def _of_kept(attrs: Mapping[Any, Any]) -> list[str]:
     return notes
 
 
-def _skipped(posterior: Posterior, *, predicted: bool) -> tuple[str, ...]:
+def _skipped(posterior: FittedPosterior, *, predicted: bool) -> tuple[str, ...]:
     """The tests that cannot be made, with reasons."""
     post, skipped = posterior.tree, []
     if not post.attrs.get("every_layer"):

@@ -24,7 +24,7 @@ PRIOR_SD = 1.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Posterior:
+class FittedPosterior:
     """The result of a fit of covariances; what is derived from it is computed once.
 
     Attributes:
@@ -43,7 +43,7 @@ class Posterior:
         post: xr.DataTree,
         data: xr.Dataset | None = None,
         architecture: AbstractLayer | type[AbstractLayer] | None = None,
-    ) -> "Posterior":
+    ) -> "FittedPosterior":
         """Read a posterior."""
         tree = with_chains(post)
         data = fitted_data(tree, data)
@@ -91,16 +91,16 @@ class Posterior:
         """
         kinds = [template(name) for name in ARCHITECTURES] + ([] if self.kind is None else [self.kind])
         draws = self.tree["prior"].to_dataset() if "prior" in self.tree.children else {}
-        found = {}
+        moments = {}
         for name, parameter in {k: v for kind in kinds for k, v in kind.coordinates.sampled.items()}.items():
             if name in self.fixed:
-                found[name] = float(parameter.to_real(np.float64(self.fixed[name]))), 0.0
+                moments[name] = float(parameter.to_real(np.float64(self.fixed[name]))), 0.0
             elif name in draws and draws[name].size:
                 real = np.asarray(parameter.to_real(draws[name].values))
-                found[name] = float(real.mean()), float(real.std())
+                moments[name] = float(real.mean()), float(real.std())
             else:
-                found[name] = 0.0, PRIOR_SD
-        return found
+                moments[name] = 0.0, PRIOR_SD
+        return moments
 
     @functools.cached_property
     def sds(self) -> dict[str, float]:
@@ -163,15 +163,15 @@ def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:
     sizes, tokens = data.sizes, known.sizes["token_a"]
     _require(sizes["network"] == networks, f"{sizes['network']} networks, where {networks} were fitted")
     _require(sizes["token_a"] == tokens, f"{sizes['token_a']} tokens, where {tokens} were fitted")
-    own, labels = labels_of(data), labels_of(known)
-    _require(set(labels.tolist()) <= set(own.tolist()), "other labels of networks")
+    given_labels, labels = labels_of(data), labels_of(known)
+    _require(set(labels.tolist()) <= set(given_labels.tolist()), "other labels of networks")
     layers = known["layer"].values
     # With latent layers a model may use some of the observed ones, as `terminal` the first and the last.
-    some = bool(np.isin(layers, data["layer"]).all()) and not post.attrs.get("every_layer")
-    _require(some or np.array_equal(data["layer"], layers), "other layers")
-    part = data.assign_coords(network=own).sel(network=labels, layer=layers)
+    subset = bool(np.isin(layers, data["layer"]).all()) and not post.attrs.get("every_layer")
+    _require(subset or np.array_equal(data["layer"], layers), "other layers")
+    part = data.assign_coords(network=given_labels).sel(network=labels, layer=layers)
     _require(np.array_equal(part["width"], known["width"]), "other widths")
-    V, fitted = (each["covariance"].values.astype(np.float64) for each in (part, known))
+    V, fitted = (dataset["covariance"].values.astype(np.float64) for dataset in (part, known))
     norms = np.sqrt(np.diagonal(fitted, axis1=-2, axis2=-1))
     # Equal covariances may have been stored in different types.
     near = (np.abs(V - fitted) <= 1e-6 * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
@@ -180,6 +180,6 @@ def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:
         _require(False, f"network {labels[network]} differs at layer {layers[layer]:g}")  # noqa: FBT003
 
 
-def _require(condition: bool, what: str) -> None:  # noqa: FBT001
+def _require(condition: bool, difference: str) -> None:  # noqa: FBT001
     if not condition:
-        raise InputError(f"data: not the data that were fitted: {what}")
+        raise InputError(f"data: not the data that were fitted: {difference}")

@@ -164,8 +164,8 @@ def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:
 def _compared(post: xr.DataTree) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The quantities of the last layer, of observed networks and of predictions."""
     observed, predicted = (last_layer(_covariance(post, group)) for group in ("observed_data", "posterior_predictive"))
-    kept = {name: x for name, x in observed.items() if not (np.isnan(x) | np.isneginf(x)).any()}
-    return kept, predicted
+    quantities = {name: x for name, x in observed.items() if not (np.isnan(x) | np.isneginf(x)).any()}
+    return quantities, predicted
 
 
 def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
@@ -186,8 +186,8 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
             with contextlib.suppress(ValueError):
                 smoothed, _ = array_stats.psislw(-weights.values[:, varies].T)
                 weights.values[:, varies] = smoothed.T
-    at = weights.unstack("sample").sel(_common_draws(post))
-    taken = at.stack(sample=("chain", "draw")).transpose("sample", "network").values
+    selection = weights.unstack("sample").sel(_common_draws(post))
+    taken = selection.stack(sample=("chain", "draw")).transpose("sample", "network").values
     normal = np.exp(taken - taken.max(axis=0))
     return normal / normal.sum(axis=0)
 

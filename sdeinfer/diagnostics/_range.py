@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._posterior import FittedPosterior
 from sdeinfer.diagnostics._thresholds import EXCLUDED, FEWEST_USED, LEAST_USED, LEVEL, SPREAD
 from sdeinfer.diagnostics._verdict import IN_RANGE, Verdict, at_least, at_most
 from sdeinfer.infer._measures import logit_scale, mean_spread
@@ -20,7 +20,7 @@ from sdeinfer.likelihood._transitions import used_of, with_used
 from sdeinfer.networks import sample_layer
 
 
-def of_range(posterior: Posterior) -> tuple[list[Verdict], dict[str, Verdict]]:
+def of_range(posterior: FittedPosterior) -> tuple[list[Verdict], dict[str, Verdict]]:
     """Verdicts on the range of the law at the posterior mean, and on all values of each τ0; none without attention."""
     kind, attrs = posterior.kind, posterior.tree.attrs
     if kind is None or not kind.coordinates.temperatures:
@@ -52,12 +52,12 @@ def of_range(posterior: Posterior) -> tuple[list[Verdict], dict[str, Verdict]]:
     return verdicts, _of_all_values(posterior, temperatures, mean_spread(scale[used]) / LARGEST_LOGIT)
 
 
-def _of_all_values(posterior: Posterior, temperatures: list[str], limit: float) -> dict[str, Verdict]:
+def _of_all_values(posterior: FittedPosterior, temperatures: list[str], limit: float) -> dict[str, Verdict]:
     """For each τ0, whether draws lie below the value at which the mean spread of the logits leaves the law's range.
 
     Where the softmax chooses one token, the noise of attention is up to 2 − 1/m times that of the law: γ absorbs it.
     """
-    draws, found = posterior.tree["posterior"].to_dataset(), {}
+    draws, verdicts = posterior.tree["posterior"].to_dataset(), {}
     coldest = [draws[name].values for name in temperatures if name in draws and draws[name].ndim == 2]
     beyond = float(np.mean(np.min(coldest, axis=0) < limit)) if coldest else 0.0
     for name in temperatures:
@@ -65,11 +65,11 @@ def _of_all_values(posterior: Posterior, temperatures: list[str], limit: float) 
             f"the data do not exclude {name} below {limit:.2g}, where the softmax leaves the law's range and "
             f"gamma is smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
         )
-        found[name] = at_most("identified", f"{name} out of range, probability", beyond, LEVEL, advice)
-    return found
+        verdicts[name] = at_most("identified", f"{name} out of range, probability", beyond, LEVEL, advice)
+    return verdicts
 
 
-def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks layers"]) -> pd.DataFrame | None:
+def excluded_layers(posterior: FittedPosterior, spread: Float[np.ndarray, "networks layers"]) -> pd.DataFrame | None:
     """Compare layers outside the range of the law with exact layers from the same starts."""
     data, kind = posterior.data, posterior.known_kind
     values = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
@@ -84,14 +84,14 @@ def excluded_layers(posterior: Posterior, spread: Float[np.ndarray, "networks la
     draws = {name: posterior.tree["posterior"].to_dataset()[name].values.reshape(-1) for name in kind.declared()}
     # The sd of 96 draws has an error of 7 %; with 24, of 15 %, one of eight sets with shared weights passed.
     chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, 96).round().astype(int)
-    found = []
+    growths = []
     for number, draw in enumerate(chosen):
         layer = kind.with_parameters({name: x[draw] for name, x in draws.items()})
         drawn = sample_layer(layer, starts, width=widths, key=jr.fold_in(jr.key(0), number))
         if drawn is None:
             return None
-        found.append(_growth(starts, drawn))
-    predicted, observed = np.array(found), _growth(starts, ends)
+        growths.append(_growth(starts, drawn))
+    predicted, observed = np.array(growths), _growth(starts, ends)
     mean, sd = predicted.mean(axis=0), predicted.std(axis=0, ddof=1)
     columns = {"observed": observed, "predicted": mean, "sd": sd, "z": (observed - mean) / sd}
     return pd.DataFrame(columns, index=["log trace", "log volume"])

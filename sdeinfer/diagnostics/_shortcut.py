@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._posterior import FittedPosterior
 from sdeinfer.diagnostics._thresholds import DEVIATIONS, FEWEST_OF_A_LAYER
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.layers._templates import is_named
@@ -15,7 +15,7 @@ BRANCHES = {"transformer": 2, "attention": 1, "feedforward": 1}
 """Residual branches of a layer by its architecture."""
 
 
-def of_shortcuts(posterior: Posterior) -> list[Verdict]:
+def of_shortcuts(posterior: FittedPosterior) -> list[Verdict]:
     """The verdict on λ = √(1 − γ²) by the posterior against that by the hidden states.
 
     The last weights of a branch have mean 0 and are independent of what comes before, so that the mean of X_ℓ given
@@ -26,11 +26,11 @@ def of_shortcuts(posterior: Posterior) -> list[Verdict]:
     branches = BRANCHES.get(kind.name) if is_named(kind) and posterior.one_layer else None
     draws = posterior.tree["posterior"].to_dataset()
     gamma = draws["gamma"].values if "gamma" in draws else np.array([posterior.fixed.get("gamma", np.nan)])
-    kept = _shortcuts(posterior)
-    if branches is None or len(kept) < FEWEST_OF_A_LAYER or np.isnan(gamma).any():
+    shortcuts = _shortcuts(posterior)
+    if branches is None or len(shortcuts) < FEWEST_OF_A_LAYER or np.isnan(gamma).any():
         return []
     expected = (1 - gamma**2) ** (branches / 2)
-    mean, error = float(kept.mean()), float(kept.std() / math.sqrt(len(kept)))
+    mean, error = float(shortcuts.mean()), float(shortcuts.std() / math.sqrt(len(shortcuts)))
     away = abs(mean - expected.mean()) / math.hypot(error, float(expected.std()))
     by_states = math.sqrt(max(0.0, 1 - max(mean, 0.0) ** (2 / branches)))
     advice = (
@@ -41,10 +41,10 @@ def of_shortcuts(posterior: Posterior) -> list[Verdict]:
     return [at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice)]
 
 
-def _shortcuts(posterior: Posterior) -> np.ndarray:
+def _shortcuts(posterior: FittedPosterior) -> np.ndarray:
     """The shortcuts of the transitions that were fitted, where they are known."""
     data = posterior.data
     if SHORTCUT not in data.coords or set(data[SHORTCUT].dims) != {"network", "layer"}:
         return np.zeros(0)
-    kept = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
-    return kept[np.isfinite(kept)]
+    shortcuts = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
+    return shortcuts[np.isfinite(shortcuts)]

@@ -12,7 +12,7 @@ from scipy import stats
 from sdeinfer.covariance._factors import whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech
 from sdeinfer.diagnostics._innovations import clipped, laws_of
-from sdeinfer.diagnostics._posterior import Posterior
+from sdeinfer.diagnostics._posterior import FittedPosterior
 from sdeinfer.diagnostics._thresholds import SKEWNESS, SKEWNESS_LEVEL
 from sdeinfer.diagnostics._verdict import Verdict, at_most
 from sdeinfer.infer import innovations
@@ -24,14 +24,14 @@ TRANSITIONS, DRAWS = 4096, 16_384
 """Largest numbers of transitions that are compared, and of exact layers that are drawn from their starts."""
 
 
-def of_skewness(posterior: Posterior) -> list[Verdict]:
+def of_skewness(posterior: FittedPosterior) -> list[Verdict]:
     """The verdict on the third cumulant of increments; none where exact layers cannot be drawn."""
     difference, variance, expected = 0.0, 0.0, 0.0
     for path, law in laws_of(posterior):
         chosen = path.thinned(TRANSITIONS)
         times = max(4, min(64, DRAWS // len(chosen)))
-        every = np.repeat(np.arange(len(chosen)), times)
-        starts, widths = chosen.starts(every), chosen.width[chosen.network[every]]
+        repeats = np.repeat(np.arange(len(chosen)), times)
+        starts, widths = chosen.starts(repeats), chosen.width[chosen.network[repeats]]
         layer = posterior.known_kind.with_coordinates(law.u)
         ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
         if ends is None:
@@ -57,11 +57,11 @@ def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
 
     The second term makes it orthogonal to the scores of the parameters, to first order.
     """
-    found, (rows, columns) = np.zeros(len(path)), pairs(path.tokens)
+    traces, (rows, columns) = np.zeros(len(path)), pairs(path.tokens)
     repeats = np.where(rows == columns, np.sqrt(2), 1.0)
-    for here in innovations(path, law):
-        at = path.coordinates(here.transitions)
-        Z = whiten_by(at.cholesky, at.colour(unvech(clipped(here.y) * repeats)))
+    for batch in innovations(path, law):
+        spectrum = path.coordinates(batch.transitions)
+        Z = whiten_by(spectrum.cholesky, spectrum.colour(unvech(clipped(batch.y) * repeats)))
         moments = Z @ Z @ Z - 3 * (path.tokens + 1) * Z
-        found[here.transitions] = np.trace(moments, axis1=-2, axis2=-1)
-    return found
+        traces[batch.transitions] = np.trace(moments, axis1=-2, axis2=-1)
+    return traces

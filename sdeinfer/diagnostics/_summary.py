@@ -82,7 +82,7 @@ def parameters_of(post: xr.DataTree) -> list[str]:
     constant = constants_of(post)
     scalars = [str(name) for name in draws_of(post).data_vars if name not in constant]
     first = [name for name in identified_of(post) if name in scalars]
-    slopes = [name for own in (C_PLUS, C_MINUS) for name in scalars if _is(name, own)]
+    slopes = [name for slope in (C_PLUS, C_MINUS) for name in scalars if _is(name, slope)]
     rest = [name for name in scalars if name not in (*first, *slopes) and not _is(name, C_MEAN)]
     return [*first, *slopes, *rest]
 
@@ -107,16 +107,16 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
     axes = {name: values.dims[2:] for name, values in draws.transpose("chain", "draw", ...).data_vars.items()}
     named = {name for name, dims in axes.items() if any(not str(dim).startswith(f"{name}_dim_") for dim in dims)}
     prior = post["prior"].to_dataset() if "prior" in post.children else xr.Dataset()
-    found: dict[str, xr.DataArray] = {}
+    variables: dict[str, xr.DataArray] = {}
     for name, dims in axes.items():
         if name in named and len(named) < len(axes):
             continue
         for place in np.ndindex(*(draws.sizes[dim] for dim in dims)):
-            at = dict(zip(dims, place, strict=True))
-            labels = ", ".join(str(draws[dim].values[number]) for dim, number in at.items())
-            if name not in prior or not _constant(prior[name].isel(at).values):
-                found[f"{name}[{labels}]" if at else str(name)] = draws[name].isel(at, drop=True)
-    return xr.Dataset(found, attrs=draws.attrs)
+            index = dict(zip(dims, place, strict=True))
+            labels = ", ".join(str(draws[dim].values[number]) for dim, number in index.items())
+            if name not in prior or not _constant(prior[name].isel(index).values):
+                variables[f"{name}[{labels}]" if index else str(name)] = draws[name].isel(index, drop=True)
+    return xr.Dataset(variables, attrs=draws.attrs)
 
 
 def _constant(values: np.ndarray) -> bool:
@@ -140,7 +140,7 @@ def constants_of(post: xr.DataTree) -> dict[str, float]:
     for prefix in (name.removesuffix(C_GAP.name) for name in gaps):
         if prefix + C_MEAN.name in constant:
             slopes = SLOPES.from_sampled(constant[prefix + C_GAP.name], constant[prefix + C_MEAN.name])
-            constant |= {prefix + own: value for own, value in zip(SLOPES.parameters, slopes, strict=True)}
+            constant |= {prefix + parameter: value for parameter, value in zip(SLOPES.parameters, slopes, strict=True)}
     return constant
 
 

@@ -119,26 +119,28 @@ class Check:
             )
         claim = self.conditional or ", ".join(self.identified)
         if self.assumed:
-            assumed = [words + (f" ({other})" if other else "") for words, other in self.assumed.items()]
+            assumed = [
+                words + (f" ({alternative})" if alternative else "") for words, alternative in self.assumed.items()
+            ]
             claim += f", if these are right, which the data do not tell: {', '.join(assumed)}"
         elif claim and self.state == "good":
             claim = f"trust {claim}"
         parts = [claim] if claim else []
         parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
-        share = next((each.value for each in self.verdicts if each.name == IN_RANGE), 1.0)
+        share = next((verdict.value for verdict in self.verdicts if verdict.name == IN_RANGE), 1.0)
         if share < MOST:
             parts.append(f"only {100 * share:.2g}% of the transitions are in range and were fitted")
         return ": ".join([self.state, "; ".join(parts)]) if parts else self.state
 
     def by_question(self) -> list[tuple[str, State, list[Verdict]]]:
         """For each topic with verdicts: its question, the state of the answer, and the verdicts."""
-        found: list[tuple[str, State, list[Verdict]]] = []
+        answers: list[tuple[str, State, list[Verdict]]] = []
         for topic, question in QUESTIONS.items():
-            own = [each for each in self.verdicts if each.topic == topic]
-            failed: list[State] = [each.state for each in own if not each.passed]
-            if own:
-                found.append((question, failed[0] if failed else "pass", own))
-        return found
+            verdicts = [verdict for verdict in self.verdicts if verdict.topic == topic]
+            failed: list[State] = [verdict.state for verdict in verdicts if not verdict.passed]
+            if verdicts:
+                answers.append((question, failed[0] if failed else "pass", verdicts))
+        return answers
 
     def to_frame(self) -> pd.DataFrame:
         """A table with one row per verdict."""
@@ -146,7 +148,7 @@ class Check:
 
     def __str__(self) -> str:
         """The overall verdict, the notes, and the tests that could not be made, on one line each."""
-        notes, skipped = (f"note: {each}" for each in self.notes), (f"not tested: {each}" for each in self.skipped)
+        notes, skipped = (f"note: {note}" for note in self.notes), (f"not tested: {test}" for test in self.skipped)
         return "\n".join([self.verdict, *notes, *skipped])
 
     def _repr_html_(self) -> str:

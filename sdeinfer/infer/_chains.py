@@ -58,7 +58,7 @@ def in_chunks(
     def advance_chain(state: PyTree, steps: int) -> tuple[PyTree, dict[str, dict[str, Array]]]:
         return jax.block_until_ready(advance(problem, state, np.asarray(steps)))
 
-    states, kept, done = start, [], 0
+    states, records, done = start, [], 0
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
         ProgressBar(total=warmup + draws, desc="sampling", show=progress) as bar,
@@ -69,13 +69,13 @@ def in_chunks(
             steps = min(chunk, (warmup + draws if done >= warmup else warmup) - done)
             states, drawn = zip(*pool.map(advance_chain, states, itertools.repeat(steps)), strict=True)
             if done >= warmup:
-                kept.append(
-                    jax.tree.map(lambda *each, n=steps: np.stack([x[:n] for x in map(np.asarray, each)]), *drawn)
+                records.append(
+                    jax.tree.map(lambda *chains, n=steps: np.stack([x[:n] for x in map(np.asarray, chains)]), *drawn)
                 )
             done += steps
             bar.update(steps)
     phase("evaluating the draws")
-    return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *kept)
+    return jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *records)
 
 
 def recorded(
@@ -88,8 +88,8 @@ def recorded(
 
     def iterate(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         state, drawn = carry
-        state, here = step(state)
-        return state, jax.tree.map(lambda all, one: all.at[i].set(one), drawn, here)
+        state, draw = step(state)
+        return state, jax.tree.map(lambda array, value: array.at[i].set(value), drawn, draw)
 
     structure = jax.eval_shape(lambda state: step(state)[1], state)
     blank = jax.tree.map(lambda leaf: jnp.zeros((chunk, *leaf.shape), leaf.dtype), structure)

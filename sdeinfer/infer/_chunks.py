@@ -49,44 +49,44 @@ def prepared_of(
 def _prepared_from_chunks(
     problem: AbstractCovariances, data: xr.Dataset, largest_logit: float, *, leave_out_damaged: bool
 ) -> Prepared:
-    what = "data in chunks (Dask) are for"
-    if not isinstance(problem, Networks) or problem.model.each:
+    message = "data in chunks (Dask) are for"
+    if not isinstance(problem, Networks) or problem.model.needs_networks:
         name = problem.model.name
-        raise InputError(f"model: {what} one layer for all networks, as models.full_path, not for {name}; load them")
+        raise InputError(f"model: {message} one layer for all networks, as models.full_path, not for {name}; load them")
     if (np.diff(data["layer"].values) != 1).any():
-        raise InputError(f"layer: {what} networks of which every layer was observed; load them")
+        raise InputError(f"layer: {message} networks of which every layer was observed; load them")
     phase("examining the data")
-    kept, every = examined(data, problem.assumptions.other_terms, leave_out_damaged=leave_out_damaged)
+    sample, networks = examined(data, problem.assumptions.other_terms, leave_out_damaged=leave_out_damaged)
     phase("finding the range of the law")
-    times = int(every.used.any(axis=1).sum()) / kept.sizes["network"]
-    kept, attributes, found = range_to_fit(problem, kept, largest_logit, times)
-    path = observed_path(kept, every.others)
+    times = int(networks.used.any(axis=1).sum()) / sample.sizes["network"]
+    sample, attributes, bounds = range_to_fit(problem, sample, largest_logit, times)
+    path = observed_path(sample, networks.others)
     # Transitions are used within 1.5 times the range of log e: of normals, the largest of 10⁸ is 1.5 times that of 10⁴.
     layout = path_layout(path, margin=1.5)
-    every = every.within(found, layout, problem)
+    networks = networks.within(bounds, layout, problem)
     phase("preparing the data")
-    transitions, kind = int(np.count_nonzero(every.used)), problem.adjusted_kind
-    widths = np.unique(every.width)
-    sums = every.total(partial(sums_of, layout=layout, widths=widths), "statistics")
+    transitions, kind = int(np.count_nonzero(networks.used)), problem.adjusted_kind
+    widths = np.unique(networks.width)
+    sums = networks.total(partial(sums_of, layout=layout, widths=widths), "statistics")
     of_all = statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=problem.assumptions)
 
     def scores(u: np.ndarray) -> Scores:
         assert kind is not None
-        return every.total(partial(scores_of, law=law_at(kind, u, widths=widths)), "exact")
+        return networks.total(partial(scores_of, law=law_at(kind, u, widths=widths)), "exact")
 
     of_all, times = problem.unadjusted(of_all), transitions / len(path)
     joint = problem.adjusted(path, layout, of_all, times=times, scores=scores)
-    each = dataclasses.replace(problem.statistics(path, layout, pooled=False), adjustment=joint.adjustment)
+    statistics = dataclasses.replace(problem.statistics(path, layout, pooled=False), adjustment=joint.adjustment)
     attributes |= {
         "largest_logit": largest_logit,
         "networks": data.sizes["network"],
-        "kept_networks": kept.sizes["network"],
+        "kept_networks": sample.sizes["network"],
         "used_transitions": transitions,
-        "left_out": 1 - transitions / every.used.size,
+        "left_out": 1 - transitions / networks.used.size,
     }
     attributes |= {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
-    attributes |= {"damaged_networks": int(every.damaged.sum())} if every.damaged.any() else {}
-    return Prepared(joint, each, kept, attributes)
+    attributes |= {"damaged_networks": int(networks.damaged.sum())} if networks.damaged.any() else {}
+    return Prepared(joint, statistics, sample, attributes)
 
 
 class Chunk:
@@ -117,16 +117,16 @@ class Chunk:
         except InputError as error:
             identities = np.broadcast_to(np.eye(self.covariance.shape[-1]), self.covariance.shape)
             return identities, np.ones(len(identities), bool), [str(error)]
-        found = [] if first_fault(V) is None else [first_fault(own[None]) for own in V]
-        damaged = np.array([fault is not None for fault in found] or np.zeros(len(V), bool))
+        faults = [] if first_fault(V) is None else [first_fault(network[None]) for network in V]
+        damaged = np.array([fault is not None for fault in faults] or np.zeros(len(V), bool))
         if not damaged.any():
             return V, damaged, []
         V[damaged] = np.eye(V.shape[-1])
         first = int(np.argmax(damaged))
-        _, layer, what = next(fault for fault in found if fault is not None)
+        _, layer, reason = next(fault for fault in faults if fault is not None)
         where = f"network {self._label(first)}, layer {self.covariance['layer'].values[layer]}"
-        more = f", and {damaged.sum() - 1} more of its chunk, {self.name}" if damaged.sum() > 1 else ""
-        return V, damaged, [f"{self.source}covariance: {where}: {what}{more}"]
+        suffix = f", and {damaged.sum() - 1} more of its chunk, {self.name}" if damaged.sum() > 1 else ""
+        return V, damaged, [f"{self.source}covariance: {where}: {reason}{suffix}"]
 
     @property
     def name(self) -> str:
@@ -156,16 +156,16 @@ class EveryNetwork:
     pattern: Pattern
     others: tuple[AbstractTerm, ...] = ()
 
-    def within(self, found: Range, layout: Layout, problem: Networks) -> "EveryNetwork":
+    def within(self, bounds: Range, layout: Layout, problem: Networks) -> "EveryNetwork":
         """The transitions that start in the range of the law, and of the layout."""
-        function = partial(_within, found=found, layout=layout, which=problem.measures)
+        function = partial(_within, bounds=bounds, layout=layout, kinds=problem.measures)
         return dataclasses.replace(self, used=np.concatenate(map_chunks(function, self.parts, name="range")))
 
     @property
     def parts(self) -> "list[Part]":
         """The used transitions of each chunk."""
-        own = [(chunk, slice(chunk.first, chunk.last)) for chunk in self.chunks]
-        return [Part(chunk, self.width[some], self.used[some], self.pattern, self.others) for chunk, some in own]
+        slices = [(chunk, slice(chunk.first, chunk.last)) for chunk in self.chunks]
+        return [Part(chunk, self.width[some], self.used[some], self.pattern, self.others) for chunk, some in slices]
 
     def total[T](self, function: Callable[[Path], T], name: str) -> T:
         """The sum of a function of the used transitions of each chunk that has some, by a tree over their numbers."""
@@ -193,12 +193,12 @@ class Part:
         return Path(V, self.width, network, layer, gap, self.pattern, self.others, first=self.chunk.first)
 
 
-def _within(part: Part, *, found: Range, layout: Layout, which: set) -> np.ndarray:
+def _within(part: Part, *, bounds: Range, layout: Layout, kinds: set) -> np.ndarray:
     """Which of the used transitions of a part are in the range, and in that of the layout."""
     path, at_once = part.read(), 1024  # networks, as measures take several times their memory
     pieces = [slice(start, start + at_once) for start in range(0, len(path.width), at_once)]
-    measures = (measures_of(path.covariance[some], path.width[some], path.pattern, which) for some in pieces)
-    inside = np.concatenate([found.contains(each) for each in measures])
+    measures = (measures_of(path.covariance[some], path.width[some], path.pattern, kinds) for some in pieces)
+    inside = np.concatenate([bounds.contains(values) for values in measures])
     path = path.take(np.flatnonzero(inside[path.network, path.layer]))
     path.require_densities()
     used = np.zeros_like(part.used)
@@ -212,23 +212,23 @@ def examined(
 ) -> tuple[xr.Dataset, EveryNetwork]:
     """Some networks of data in chunks, in memory, and all that are not damaged, by one pass over them."""
     chunks, used, width = chunks_of(data), used_of(data), data["width"].values.astype(np.float64)
-    each = 8 * int(np.prod([data.sizes[dim] for dim in ("layer", "token_a", "token_b")]))
+    size = 8 * int(np.prod([data.sizes[dim] for dim in ("layer", "token_a", "token_b")]))
     with_some = np.flatnonzero(used.any(axis=1))
-    count = min(len(with_some), KEPT, max(1, 2**27 // each))  # 128 MiB
+    count = min(len(with_some), KEPT, max(1, 2**27 // size))  # 128 MiB
     chosen = with_some[np.linspace(0, len(with_some) - 1, count).round().astype(int)]
     parts = [(chunk, chosen[(chosen >= chunk.first) & (chosen < chunk.last)] - chunk.first) for chunk in chunks]
     of_chunks = map_chunks(_inspected, parts, name="examine")
-    damaged, faults, marks, V = (np.concatenate(each) for each in zip(*of_chunks, strict=True))
+    damaged, faults, marks, V = (np.concatenate(arrays) for arrays in zip(*of_chunks, strict=True))
     if len(faults) and not leave_out_damaged:
         raise InputError(faults[0] + (f" (and {len(faults) - 1} more such chunks)" if len(faults) > 1 else ""))
     require_different(np.where(damaged, np.uint64(0), marks), np.arange(len(damaged)))
     whole = ~damaged[chosen]
     if not whole.any():
         raise InputError(f"covariance: every network is damaged: {faults[0]}")
-    kept = data.drop_vars("covariance").isel(network=chosen[whole])
-    kept = kept.assign(covariance=(data["covariance"].dims, V[whole]))
+    sample = data.drop_vars("covariance").isel(network=chosen[whole])
+    sample = sample.assign(covariance=(data["covariance"].dims, V[whole]))
     pattern = Pattern.in_attributes(data.attrs)
-    return kept, EveryNetwork(chunks, width, used & ~damaged[:, None], damaged, pattern, others)
+    return sample, EveryNetwork(chunks, width, used & ~damaged[:, None], damaged, pattern, others)
 
 
 def _inspected(part: tuple[Chunk, np.ndarray]) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:

@@ -31,7 +31,7 @@ def comparable(posteriors: Mapping[str, xr.DataTree]) -> dict[str, Any]:
     """
     from arviz_stats import loo  # pyright: ignore[reportPrivateImportUsage]
 
-    found, first, fitted = {}, "", None
+    results, first, fitted = {}, "", None
     for name, post in posteriors.items():
         for group in ("log_likelihood", "observed_data", "constant_data"):
             if group not in post.children:
@@ -44,16 +44,16 @@ def comparable(posteriors: Mapping[str, xr.DataTree]) -> dict[str, Any]:
         if "adjusted_log_likelihood" in post.children:
             sampled = post["adjusted_log_likelihood"][PATH]
             weights = dict(zip(("log_weights", "pareto_k"), sampled.azstats.psislw(dim=["chain", "draw"]), strict=True))
-        found[name] = loo(post, pointwise=True, var_name=PATH, **weights)
-    return found
+        results[name] = loo(post, pointwise=True, var_name=PATH, **weights)
+    return results
 
 
-def _require_same(one: xr.Dataset, other: xr.Dataset, first: str, name: str) -> None:
+def _require_same(reference: xr.Dataset, candidate: xr.Dataset, first: str, name: str) -> None:
     """Raise an InputError where two fits are not of the same transitions of the same networks."""
-    V, W = (data["covariance"].values for data in (one, other))
+    V, W = (data["covariance"].values for data in (reference, candidate))
     if V.shape != W.shape or not np.array_equal(V, W):
         raise InputError(f"posteriors: {name} is a fit of other networks than {first}")
-    used, theirs = used_of(one), used_of(other)
+    used, theirs = used_of(reference), used_of(candidate)
     if (unlike := np.count_nonzero(used != theirs)) > 0:
         raise InputError(
             f"posteriors: {name} used {np.count_nonzero(theirs)} transitions and {first} {np.count_nonzero(used)}, "

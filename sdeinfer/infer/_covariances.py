@@ -61,16 +61,16 @@ class AbstractCovariances(AbstractProblem):
 
     def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
         phase("finding the range of the law")
-        data, found, _ = range_to_fit(self, validate(data), largest_logit)
-        return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **found}
+        data, attributes, _ = range_to_fit(self, validate(data), largest_logit)
+        return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **attributes}
 
-    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
+    def of_networks(self, networks: PyTree, layers: np.ndarray) -> np.ndarray:
         """Layers of every network, shape (..., networks, coordinates), or one of all, from those of pooled data."""
-        del each
+        del networks
         return layers
 
     def affordable_draws(self, prepared: Prepared) -> int:
-        return affordable_draws(prepared.kept)
+        return affordable_draws(prepared.data)
 
     def predict(
         self,
@@ -85,37 +85,37 @@ class AbstractCovariances(AbstractProblem):
         del samples
         if self.kind is None or layers is None:
             return None
-        chosen = self.of_networks(prepared.each, layers)[:, draws]
+        chosen = self.of_networks(prepared.networks, layers)[:, draws]
         points = chosen.reshape(-1, *chosen.shape[2:])
-        found = predict(points, prepared.kept, architecture=self.kind, law=law, key=key)
-        return with_numbers(labelled(found, len(chosen), draws))
+        replicates = predict(points, prepared.data, architecture=self.kind, law=law, key=key)
+        return with_numbers(labelled(replicates, len(chosen), draws))
 
     def labels(self, prepared: Prepared) -> Labels:
-        return labels_by_trace(self.model, prepared.each, {NETWORK: prepared.kept[NETWORK].values})
+        return labels_by_trace(self.model, prepared.networks, {NETWORK: prepared.data[NETWORK].values})
 
     def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
-        return groups_of_data(prepared.kept)
+        return groups_of_data(prepared.data)
 
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
-        each, groups = prepared.each, super().label(labels, prepared, before, draws)
-        if adjustment_of(each) is not None:
-            of_data = log_likelihoods(self.model, densities_of_data(each), draws.samples, draws.layers)
+        networks, groups = prepared.networks, super().label(labels, prepared, before, draws)
+        if adjustment_of(networks) is not None:
+            of_data = log_likelihoods(self.model, densities_of_data(networks), draws.samples, draws.layers)
             groups[ADJUSTED_LIKELIHOOD] = groups["log_likelihood"]
             groups["log_likelihood"] = labels.of_densities(of_data)
         if self.kind is not None and draws.layers is not None:
-            at_mean = self.of_networks(each, draws.layers).mean(axis=(0, 1))
-            networks = prepared.kept["network"]
-            of_each = np.broadcast_to(np.asarray(at_mean, np.float64), (len(networks), at_mean.shape[-1]))
+            at_mean = self.of_networks(networks, draws.layers).mean(axis=(0, 1))
+            index = prepared.data["network"]
+            of_each = np.broadcast_to(np.asarray(at_mean, np.float64), (len(index), at_mean.shape[-1]))
             values = self.kind.coordinates.constrained(of_each.T)
             groups["layers"] = xr.Dataset(
-                {name: ("network", value) for name, value in values.items()}, coords={"network": networks.values}
+                {name: ("network", value) for name, value in values.items()}, coords={"network": index.values}
             )
         return groups
 
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         of_all = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
         # The data may come from layers of other sizes than those that are fitted.
-        found = {
+        entries = {
             **{str(name): value for name, value in data.attrs.items() if name not in SIZES},
             **({"architecture": "none"} if self.kind is None else attributes_of_layer(self.kind)),
             **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
@@ -126,9 +126,9 @@ class AbstractCovariances(AbstractProblem):
             **_identified(self, of_all),
             **_fixed_by_program(self, draws, of_all),
         }
-        if (adjustment := adjustment_of(prepared.each)) is not None:
-            found["adjustment_error"] = float(np.asarray(adjustment.error).max())
-        return found
+        if (adjustment := adjustment_of(prepared.networks)) is not None:
+            entries["adjustment_error"] = float(np.asarray(adjustment.error).max())
+        return entries
 
     @property
     def every_layer(self) -> bool:

@@ -74,8 +74,8 @@ def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers
     entries = prepared.entries if isinstance(prepared, PathStatistics) else 1
     most = max(1, ENTRIES // entries)
     if model.is_one_layer and isinstance(prepared, PathStatistics) and layers is not None:
-        at = functools.partial(densities_at, prepared, prepared.assumptions.kind)
-        return {PATH: over_draws(at, layers, min(1000, most))}
+        densities = functools.partial(densities_at, prepared, prepared.assumptions.kind)
+        return {PATH: over_draws(densities, layers, min(1000, most))}
     return over_draws(functools.partial(_evaluate, model, jax.device_put(prepared)), sites, min(250, most))
 
 
@@ -119,10 +119,10 @@ def _latent_structure(
         shapes = {name: biject_to(sites[name]["fn"].support).inverse_shape(x.shape) for name, x in values.items()}
         return [jnp.zeros(shape, values[name].dtype) for name, shape in shapes.items()]
 
-    found = jax.eval_shape(run, *structure.unflatten(shapes))
+    leaves = jax.eval_shape(run, *structure.unflatten(shapes))
     if not names:
         raise InputError("model: nothing is left to be sampled, every parameter is fixed")
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, leaves, strict=True))
 
 
 def over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: int = 250) -> PyTree:
@@ -134,7 +134,7 @@ def over_draws(function: Callable[[PyTree], PyTree], draws: PyTree, together: in
     chosen = [np.minimum(np.arange(start, start + together), count - 1) for start in range(0, count, together)]
     parts = [function(jax.tree.map(lambda x, some=some: x[some], flat)) for some in chosen]
     return jax.tree.map(
-        lambda *each: np.concatenate([np.asarray(x) for x in each])[:count].reshape(*leading, *each[0].shape[1:]),
+        lambda *blocks: np.concatenate([np.asarray(x) for x in blocks])[:count].reshape(*leading, *blocks[0].shape[1:]),
         *parts,
     )
 
@@ -151,23 +151,23 @@ def _is_latent(site: dict[str, Any]) -> bool:
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)
 def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites) -> tuple[Sites, Sites, Array | None]:
-    def at(z: Sites) -> tuple[Sites, Sites, Array | None]:
+    def of_draw(z: Sites) -> tuple[Sites, Sites, Array | None]:
         sites = constrain_fn(program, data, {}, z, return_deterministic=True)
         trace = trace_at(program, data, sites)
         log_prior = {name: site["fn"].log_prob(site["value"]) for name, site in trace.items() if _is_latent(site)}
         return sites, log_prior, _coordinates_in(trace)
 
-    return jax.vmap(at)(z)
+    return jax.vmap(of_draw)(z)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _evaluate(model: AbstractModel, prepared: PyTree, sites: Sites) -> Sites:
-    def at(sites: Sites) -> Sites:
+    def of_draw(sites: Sites) -> Sites:
         trace = trace_at(model, (prepared,), sites)
         observed = {name: site for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
         return {name: site["fn"].log_prob(site["value"]) for name, site in observed.items()}
 
-    return jax.vmap(at)(sites)
+    return jax.vmap(of_draw)(sites)
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=RUN_ONCE)

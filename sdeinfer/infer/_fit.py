@@ -108,16 +108,18 @@ def fit(
     keys = [jr.fold_in(key, part) for part in np.arange(4, dtype=np.uint32)]
     before, layers = problem.prior(prepared, draws=sampler.draws, key=keys[1])
     count = problem.affordable_draws(prepared) if predictions == "auto" else predictions
-    at = predicted_draws(count, sampler.draws, sampler.chains)
+    indices = predicted_draws(count, sampler.draws, sampler.chains)
     phase("compiling the sampler")
-    drawn = sampler.sample(problem.model, prepared.joint, each=prepared.each, progress=progress, key=keys[0])
+    drawn = sampler.sample(problem.model, prepared.joint, each=prepared.networks, progress=progress, key=keys[0])
     phase("predicting")
     groups = problem.label(labels, prepared, before, drawn) | {
-        "prior_predictive": problem.predict(prepared, before, layers, at, law=predictive, key=keys[2]),
-        "posterior_predictive": problem.predict(prepared, drawn.samples, drawn.layers, at, law=predictive, key=keys[3]),
+        "prior_predictive": problem.predict(prepared, before, layers, indices, law=predictive, key=keys[2]),
+        "posterior_predictive": problem.predict(
+            prepared, drawn.samples, drawn.layers, indices, law=predictive, key=keys[3]
+        ),
     }
     tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
-    tree.attrs = problem.attributes(prepared.kept, labels, prepared, drawn) | prepared.attributes
+    tree.attrs = problem.attributes(prepared.data, labels, prepared, drawn) | prepared.attributes
     return tree
 
 

@@ -8,20 +8,18 @@ removes it. Tests: `tests/infer/test_sandwich.py`.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer._map_reduce import added
+from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
 from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, laws_on_host, moments_of
 from sdeinfer.likelihood._transitions import Path
-
-STEP = 1e-5
-"""Step of finite differences in the unconstrained parameters."""
 
 
 class LawAt(NamedTuple):
@@ -77,9 +75,9 @@ def law_at(
         widths: the distinct widths n.
         law: "finite-width" or "limit".
     """
-    found = moments_of(laws_on_host(architecture, _around(u), widths, law))
-    moments = jax.tree.map(lambda x: x[0], found)
-    return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, jax.tree.map(_slopes, found))
+    stencil = moments_of(laws_on_host(architecture, points_around(u), widths, law))
+    moments = jax.tree.map(lambda x: x[0], stencil)
+    return LawAt(np.asarray(u, np.float64), np.asarray(widths), moments, jax.tree.map(slopes, stencil))
 
 
 def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
@@ -89,13 +87,13 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
         terms = path.terms(block)
         # Networks of one width share one row of moments.
         width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
-        here, along = law.moments.at(width), law.slopes.at(width)
-        mean, variance = mean_and_variance(terms, here)
+        moments, along = law.moments.at(width), law.slopes.at(width)
+        mean, variance = mean_and_variance(terms, moments)
         sd = np.sqrt(variance)
-        own = terms.variance.swapaxes(-1, -2)
+        features = terms.variance.swapaxes(-1, -2)
         of_mean = terms.drift.swapaxes(-1, -2) @ along.drift
-        of_mixing = along.mixing + own @ along.variance_mixing
-        of_variance = along.noise + own @ along.variance + of_mixing * terms.mixing[..., None]
+        of_mixing = along.mixing + features @ along.variance_mixing
+        of_variance = along.noise + features @ along.variance + of_mixing * terms.mixing[..., None]
         y = np.asarray(terms.increments - mean) / sd
         return Innovations(block, terms, y, sd, of_mean / sd[..., None], of_variance / variance[..., None])
 
@@ -113,9 +111,9 @@ class Scores(NamedTuple):
 def scores_of(path: Path, law: LawAt) -> Scores:
     """The log density of a path, its score and its information."""
     density, score, information = 0.0, np.zeros_like(law.u), np.zeros((len(law.u), len(law.u)))
-    for here in innovations(path, law):
-        density -= np.sum(here.y**2 / 2 + np.log(here.sd))
-        score, information = score + here.score.sum(axis=0), information + here.information
+    for batch in innovations(path, law):
+        density -= np.sum(batch.y**2 / 2 + np.log(batch.sd))
+        score, information = score + batch.score.sum(axis=0), information + batch.information
     return Scores(float(density), score, information)
 
 
@@ -124,18 +122,6 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
     common = moments.common_variance(terms.mixing)
     change = moments.own_variance(terms.mixing, terms.variance) / common
     return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
-
-
-def _around(u: Float[Any, " parameters"]) -> Float[np.ndarray, "points parameters"]:
-    """A point, the points one step above it in each coordinate, and those below it."""
-    u, steps = np.asarray(u, float), STEP * np.eye(len(u))
-    return np.concatenate([u[None], u + steps, u - steps])
-
-
-def _slopes(found: Float[np.ndarray, "points ..."]) -> Float[np.ndarray, "... parameters"]:
-    """Derivatives of what was found at the points of `_around`."""
-    above, below = np.split(found[1:], 2)
-    return np.moveaxis((above - below) / (2 * STEP), 0, -1)
 
 
 def shift_to_exact_mode(
@@ -156,8 +142,8 @@ def shift_to_exact_mode(
         return np.zeros_like(u)
     # The priors' score at the statistics' mode is minus the statistics' score there.
     pooled = jax.tree.map(np.asarray, statistics.pooled())
-    laws = laws_on_host(architecture, _around(u), pooled.widths, "finite-width")
-    of_priors = -_slopes(pooled.log_density(laws, pooled.value).sum(axis=-1))
+    laws = laws_on_host(architecture, points_around(u), pooled.widths, "finite-width")
+    of_priors = -slopes(pooled.log_density(laws, pooled.value).sum(axis=-1))
 
     def exact(shift: np.ndarray) -> Scores:
         bent = curvature @ shift
@@ -165,13 +151,13 @@ def shift_to_exact_mode(
         return added(priors, scores(u + shift))
 
     shift = np.zeros_like(u) if start is None else start
-    step, here = np.zeros_like(u), exact(shift)
+    step, current = np.zeros_like(u), exact(shift)
     # A step of so many standard deviations is taken without a further pass; its error is about a tenth of it at n = 32.
-    first, short = here.information, 0.25
+    first, short = current.information, 0.25
     for _ in range(8):  # passes over the data
-        information = here.information[np.ix_(free, free)]
-        step[free] = np.linalg.solve(information, here.score[free])
-        length, largest = math.sqrt(step @ here.information @ step), abs(step).max()
+        information = current.information[np.ix_(free, free)]
+        step[free] = np.linalg.solve(information, current.score[free])
+        length, largest = math.sqrt(step @ current.information @ step), abs(step).max()
         whole = math.sqrt((shift + step) @ first @ (shift + step))
         # Features that large make the uncompressed law, an expansion in them, hold less than that of the statistics,
         # as in networks that explode. With much data a small shift is many standard deviations long.
@@ -179,11 +165,11 @@ def shift_to_exact_mode(
             return np.zeros_like(u)
         if length < short:
             return shift + step
-        there = exact(shift + step)
-        while not there.density > here.density:
+        trial = exact(shift + step)
+        while not trial.density > current.density:
             step = step / 2
-            if step @ here.information @ step < short**2:
+            if step @ current.information @ step < short**2:
                 return shift
-            there = exact(shift + step)
-        shift, here = shift + step, there
+            trial = exact(shift + step)
+        shift, current = shift + step, trial
     return shift

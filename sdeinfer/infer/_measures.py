@@ -26,16 +26,16 @@ type Measures = dict[Measure, Float[np.ndarray, "networks transitions"]]
 """The values of measures at the starts of transitions."""
 
 
-def measured(data: xr.Dataset, which: Iterable[Measure]) -> Measures:
+def measured(data: xr.Dataset, kinds: Iterable[Measure]) -> Measures:
     """Measures of the transitions of a Dataset."""
     V = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
-    return measures_of(V, data["width"].values, Pattern.in_attributes(data.attrs), which)
+    return measures_of(V, data["width"].values, Pattern.in_attributes(data.attrs), kinds)
 
 
 def measures_of(
-    V: Float[np.ndarray, "networks layers m m"], width: np.ndarray, pattern: Pattern, which: Iterable[Measure]
+    V: Float[np.ndarray, "networks layers m m"], width: np.ndarray, pattern: Pattern, kinds: Iterable[Measure]
 ) -> Measures:
-    return {measure: measure(V[:, :-1], width[:, None], pattern) for measure in which}
+    return {measure: measure(V[:, :-1], width[:, None], pattern) for measure in kinds}
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:

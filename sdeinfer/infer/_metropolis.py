@@ -25,7 +25,8 @@ from sdeinfer._files import InputError
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
 from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
-from sdeinfer.infer._mode import DIFFERENCE, Mode, found_from
+from sdeinfer.infer._expansion import points_around, slopes
+from sdeinfer.infer._mode import Mode, found_from
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
@@ -60,12 +61,12 @@ class Metropolis(AbstractSampler):
         centre, sd = (jnp.asarray(x, float) for x in (around.x, around.sd))
         start = tuple(chains.start(centre, sd, jr.fold_in(key, number)) for number in range(self.chains))
         sizes = {"warmup": self.warmup, "draws": self.draws, "chunk": CHUNK}
-        kept = in_chunks(_advance, chains, start, **sizes, progress=progress)
-        samples = kept["samples"]
+        records = in_chunks(_advance, chains, start, **sizes, progress=progress)
+        samples = records["samples"]
         prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))
         coordinates = prepared.assumptions.kind.coordinates
         layers = coordinates.unconstrained({name: np.asarray(samples[name]) for name in coordinates.declared})
-        return Draws(samples, np.moveaxis(layers, 0, -1), kept["log_likelihood"], prior, kept["statistics"])
+        return Draws(samples, np.moveaxis(layers, 0, -1), records["log_likelihood"], prior, records["statistics"])
 
 
 class Proposal(NamedTuple):
@@ -126,7 +127,7 @@ class LatentChains(eqx.Module):
         update = (state.iteration + 1 == ends).any()
         proposal = jax.tree.map(lambda new, old: jnp.where(update, new, old), _learned(state.proposal), state.proposal)
         density = state.prior + jnp.sum(state.log_weight)
-        here = {
+        draw = {
             "samples": sites_at(self.model, self.prepared, self._by_name(state.x), state.latent),
             "log_likelihood": {"covariance": estimate},
             "statistics": {
@@ -138,7 +139,7 @@ class LatentChains(eqx.Module):
                 "step_size": jnp.exp(proposal.log_step),
             },
         }
-        return state._replace(iteration=state.iteration + 1, proposal=proposal, key=key), here
+        return state._replace(iteration=state.iteration + 1, proposal=proposal, key=key), draw
 
     def _renewed(self, state: State, key: PRNGKeyArray) -> tuple[State, Array, Array]:
         """Update u; also return the log of an unbiased likelihood estimate per network, and the acceptance rate."""
@@ -159,9 +160,9 @@ class LatentChains(eqx.Module):
         key_x, key_choice = jr.split(key)
         proposal = state.proposal
         normal, chi = jr.normal(key_x, state.x.shape), jr.chisquare(jr.fold_in(key_x, 1), FREEDOM)
-        here = state.x + jnp.exp(proposal.log_step) * proposal.factor @ normal
+        neighbour = state.x + jnp.exp(proposal.log_step) * proposal.factor @ normal
         anywhere = proposal.mean + proposal.factor @ normal * jnp.sqrt(FREEDOM / chi)
-        x = jnp.where(near, here, anywhere)
+        x = jnp.where(near, neighbour, anywhere)
         correction = jnp.where(near, 0.0, _log_t(proposal, state.x) - _log_t(proposal, x))
         prior, weight = self._prior(x, state.latent), self._weights(x, state.latent)
         change = prior - state.prior + jnp.sum(weight) - jnp.sum(state.log_weight) + correction
@@ -286,10 +287,10 @@ def _latent_mode(
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         phase(f"searching for the mode, evaluation {next(evaluations)}")
         # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
-        slope = [potential(x + step) - potential(x - step) for step in DIFFERENCE * np.eye(len(x))]
-        return potential(x), np.array(slope) / (2 * DIFFERENCE)
+        values = np.array([potential(point) for point in points_around(x)])
+        return values[0], slopes(values)
 
-    return found_from(objective, sites, start, curvature_step=10 * DIFFERENCE, polished=False)
+    return found_from(objective, sites, start, polished=False)
 
 
 @eqx.filter_jit

@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
 from sdeinfer.infer._densities import constrained, latent_structure
+from sdeinfer.infer._expansion import SECOND_STEP, curvature, points_around, slopes
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._path import in_default_types
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -31,9 +32,6 @@ LARGEST_COORDINATE = 8.0
 
 NEWTON_STEPS, CLOSE = 8, 1e-3
 """Largest number of Newton steps, and the length in posterior standard deviations below which the mode is reached."""
-
-DIFFERENCE = 1e-5
-"""Step in the unconstrained parameters for finite differences of potentials."""
 
 LEAST_CURVATURE = 0.05
 """Least curvature of the priors: in their tails a log density may be straight, or convex."""
@@ -102,12 +100,6 @@ def _objective(model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], s
     return objective
 
 
-def _curvature(objective: Objective, x: np.ndarray, step: float) -> Float[np.ndarray, "values values"]:
-    """Hessian of a potential by differences of its gradients."""
-    change = np.array([objective(x + along)[1] - objective(x - along)[1] for along in step * np.eye(len(x))])
-    return (change + change.T) / (4 * step)
-
-
 def curvature_of_priors(
     model: AbstractModel, prepared: PathStatistics, mode: Mode
 ) -> Float[np.ndarray, "values values"]:
@@ -115,7 +107,7 @@ def curvature_of_priors(
     assert prepared.adjustment is not None
     prepared = dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors())
     objective = _objective(model, prepared, mode.sites, mode.shapes)
-    values, axes = np.linalg.eigh(_curvature(objective, mode.x, 10 * DIFFERENCE))
+    values, axes = np.linalg.eigh(curvature(lambda x: objective(x)[1], mode.x))
     return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
@@ -125,20 +117,19 @@ def found_from(
     start: Mode | None,
     *,
     shapes: ShapesOfSites = None,
-    curvature_step: float = 1e-4,
     polished: bool = True,
 ) -> Mode:
     counts = [math.prod(shape) for shape in shapes or ((),) * len(sites)]
-    each = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
-    starts = _starts(each) if start is None else [start.x]
+    names = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
+    starts = _starts(names) if start is None else [start.x]
     x, value = min((_descended(objective, x) for x in starts), key=lambda end: end[1])
-    curvature = _curvature(objective, x, curvature_step)
+    hessian = curvature(lambda x: objective(x)[1], x)
     if polished:
-        x, value = _polished(objective, x, curvature)
-    values, axes = np.linalg.eigh(curvature)
+        x, value = _polished(objective, x, hessian)
+    values, axes = np.linalg.eigh(hessian)
     # The priors still have a curvature of about 1 where the mode is on the bound.
     covariance = (axes / np.where(values > LEAST_CURVATURE, values, 1.0)) @ axes.T
-    return Mode(sites, x, value, covariance, curvature, shapes)
+    return Mode(sites, x, value, covariance, hessian, shapes)
 
 
 def _descended(objective: Objective, x: np.ndarray) -> tuple[np.ndarray, float]:
@@ -158,26 +149,26 @@ def _descended(objective: Objective, x: np.ndarray) -> tuple[np.ndarray, float]:
     return end.x, float(end.fun) * scale
 
 
-def _polished(objective: Objective, x: np.ndarray, curvature: np.ndarray) -> tuple[np.ndarray, float]:
+def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> tuple[np.ndarray, float]:
     """The end of Newton steps with one curvature; the start if it is not definite or the steps do not get shorter.
 
     L-BFGS stops where a step gains less than 2e-9 of the potential, which grows with the data: at 10⁷ transitions one
     posterior standard deviation from the mode.
     """
-    here, (value, slope) = x, objective(x)
-    if np.linalg.eigvalsh(curvature)[0] <= 0:
+    point, (value, slope) = x, objective(x)
+    if np.linalg.eigvalsh(hessian)[0] <= 0:
         return x, value
     last = math.inf
     for _ in range(NEWTON_STEPS):
-        step = np.linalg.solve(curvature, slope)
+        step = np.linalg.solve(hessian, slope)
         length = math.sqrt(slope @ step)
-        if not length < last or (abs(here - step) > LARGEST_COORDINATE).any():
+        if not length < last or (abs(point - step) > LARGEST_COORDINATE).any():
             break
-        x, last = here, length
+        x, last = point, length
         if length < CLOSE:
             break
-        here = here - step
-        value, slope = objective(here)
+        point = point - step
+        value, slope = objective(point)
     return x, objective(x)[0]
 
 
@@ -217,14 +208,12 @@ type Pilot = Callable[[Int[np.ndarray, " some"], Mode | None], tuple[Mode, Layer
 
 def layer_at(model: AbstractModel, prepared: PyTree, mode: Mode, latent: Array | None = None) -> LayerAt:
     """The coordinates of the layer, or of each network's layer, at a mode, for pooled data and any latent layers."""
-    step, count = 10 * DIFFERENCE, len(mode.x)
-    steps = step * np.eye(count)
-    around = np.concatenate([mode.x[None], mode.x + steps, mode.x - steps])
+    around = points_around(mode.x, SECOND_STEP)
     with jax.enable_x64(True):  # noqa: FBT003
         layers = constrained(model, in_default_types(prepared), mode.by_site(around[None]), latent).layers
     assert layers is not None
     u = np.asarray(layers[0], np.float64)
-    along = (u[1 : 1 + count] - u[1 + count :]) / (2 * step)
+    along = np.moveaxis(slopes(u, SECOND_STEP), -1, 0)
     # Variance of each coordinate by the delta method; `along` has the shape (sites, ..., coordinates).
     variance = np.einsum("s...,st,t...->...", along, mode.covariance, along)
     return LayerAt(u[0], np.sqrt(np.maximum(variance, 0.0)), along)

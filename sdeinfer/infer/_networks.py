@@ -61,7 +61,7 @@ class Networks(AbstractCovariances):
     """Networks observed at every layer; whether each has a layer of its own."""
 
     model: EveryLayer
-    own: bool = False
+    own_layers: bool = False
 
     @classmethod
     def of(
@@ -80,9 +80,11 @@ class Networks(AbstractCovariances):
         def blank(count: int) -> PathStatistics:
             return blank_statistics(tokens, count, pattern=pattern, assumptions=assumptions)
 
-        layer = layer_of_each(model, blank(networks)) if model.each else shared_layer(model, blank(1), blank(2))
-        own = any(leaf.ndim for leaf in jax.tree.leaves(layer))
-        return cls(model, assumptions, None if layer is None else template(layer), own)
+        layer = (
+            layer_of_each(model, blank(networks)) if model.needs_networks else shared_layer(model, blank(1), blank(2))
+        )
+        own_layers = any(leaf.ndim for leaf in jax.tree.leaves(layer))
+        return cls(model, assumptions, None if layer is None else template(layer), own_layers)
 
     @property
     def adjusted_kind(self) -> AbstractLayer | None:
@@ -91,15 +93,15 @@ class Networks(AbstractCovariances):
 
     def statistics(self, path: Path, layout: Layout | None = None, *, pooled: bool = True) -> PathStatistics:
         """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted."""
-        pooled = pooled and not self.model.each
+        pooled = pooled and not self.model.needs_networks
         return self.unadjusted(path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions))
 
-    def unadjusted(self, found: PathStatistics) -> PathStatistics:
+    def unadjusted(self, statistics: PathStatistics) -> PathStatistics:
         if (kind := self.adjusted_kind) is None:
-            return found
-        found = found.by_network() if self.own else found
-        axis = found.networks if self.own else None
-        return dataclasses.replace(found, adjustment=no_adjustment(len(kind.coordinates), axis))
+            return statistics
+        statistics = statistics.by_network() if self.own_layers else statistics
+        axis = statistics.networks if self.own_layers else None
+        return dataclasses.replace(statistics, adjustment=no_adjustment(len(kind.coordinates), axis))
 
     def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
         del data
@@ -147,8 +149,8 @@ class Networks(AbstractCovariances):
         if layer.u.ndim == 1:
             of_some = None
             if times > 4:  # the mode of the sample saves a pass over the data
-                own = path_statistics(sample, layout, pooled=True, assumptions=self.assumptions)
-                of_some = shift_to_exact_mode(of_path(sample), own, kind, layer.u, free, curvature=priors)
+                sample_statistics = path_statistics(sample, layout, pooled=True, assumptions=self.assumptions)
+                of_some = shift_to_exact_mode(of_path(sample), sample_statistics, kind, layer.u, free, curvature=priors)
             scores = of_path(path) if scores is None else scores
             shift = shift_to_exact_mode(scores, statistics, kind, layer.u, free, curvature=priors, start=of_some)
             shift = jax.device_put(np.asarray(shift, adjustment.centre.dtype))
@@ -156,8 +158,8 @@ class Networks(AbstractCovariances):
         return dataclasses.replace(statistics, adjustment=adjustment)
 
     def prepare(self, data: xr.Dataset) -> Prepared:
-        each = self.adjusted(observed_path(data, self.assumptions.other_terms))
-        return Prepared(each, each, data)
+        statistics = self.adjusted(observed_path(data, self.assumptions.other_terms))
+        return Prepared(statistics, statistics, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,35 +184,37 @@ class Grouped(AbstractCovariances):
     def prepare(self, data: xr.Dataset) -> Prepared:
         path, groups, model = observed_path(data, self.assumptions.other_terms), groups_of(data), self.alone.model
         layout, adjustments, layers = path_layout(path), [], []
-        each = self.alone.statistics(path, layout, pooled=False)
+        networks = self.alone.statistics(path, layout, pooled=False)
         for number, label in enumerate(groups.labels):
             members = groups.members(number)
-            own = path.of_networks(members)
-            if not len(own):
+            transitions = path.of_networks(members)
+            if not len(transitions):
                 raise InputError(f"group {label}: used: no transition is left")
             try:
-                statistics = model.pool(self.alone.adjusted(own, layout, each.of_networks(members)))
+                statistics = model.pool(self.alone.adjusted(transitions, layout, networks.of_networks(members)))
             except InputError as error:
                 raise InputError(f"group {label}: {error}") from error
             layers.append(layer_at(model, statistics, posterior_mode(model, statistics)))
             adjustments.append(statistics.adjustment)
-        each = each.in_groups(groups)
-        if each.adjustment is not None:
-            adjustment = jax.tree.map(lambda *of_groups: jnp.stack(of_groups)[each.group], *adjustments)
-            each = dataclasses.replace(each, adjustment=adjustment)
+        networks = networks.in_groups(groups)
+        if networks.adjustment is not None:
+            adjustment = jax.tree.map(lambda *of_groups: jnp.stack(of_groups)[networks.group], *adjustments)
+            networks = dataclasses.replace(networks, adjustment=adjustment)
         centre, sd = (np.stack([getattr(layer, name) for layer in layers]) for name in ("u", "sd"))
         # Less about twice the information in the population's prior: below it the likelihood is flat and asymmetric.
         # Without this, eight groups of Transformers have three quarters of the effective draws.
         precision = np.maximum(1 / np.maximum(sd, 1e-12) ** 2 - 4.0, 0.0)
-        each = dataclasses.replace(each, estimates=Estimates(*(jnp.asarray(x, float) for x in (centre, precision))))
-        return Prepared(each, each, data)
+        networks = dataclasses.replace(
+            networks, estimates=Estimates(*(jnp.asarray(x, float) for x in (centre, precision)))
+        )
+        return Prepared(networks, networks, data)
 
-    def of_networks(self, each: PyTree, layers: np.ndarray) -> np.ndarray:
-        return layers[..., np.asarray(each.width), :]
+    def of_networks(self, networks: PyTree, layers: np.ndarray) -> np.ndarray:
+        return layers[..., np.asarray(networks.width), :]
 
     def labels(self, prepared: Prepared) -> Labels:
-        coords = {NETWORK: prepared.kept[NETWORK].values, GROUP: np.asarray(groups_of(prepared.kept).labels)}
-        return labels_by_trace(self.model, prepared.each, coords, {GROUP: GROUP})
+        coords = {NETWORK: prepared.data[NETWORK].values, GROUP: np.asarray(groups_of(prepared.data).labels)}
+        return labels_by_trace(self.model, prepared.networks, coords, {GROUP: GROUP})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,8 +231,8 @@ class Latent(AbstractCovariances):
         return Metropolis(**settings)
 
     def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
-        latent = draw_latent(self.model, prepared.each, key)
-        return prior_draws(given_latent(self.model), prepared.each, latent, draws=draws, key=key)
+        latent = draw_latent(self.model, prepared.networks, key)
+        return prior_draws(given_latent(self.model), prepared.networks, latent, draws=draws, key=key)
 
     def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
         """The modes given some of the bridges, whose likelihoods are averaged over draws of the latent layers."""
@@ -246,7 +250,7 @@ class Latent(AbstractCovariances):
         return Prepared(bridges, bridges, data)
 
     def labels(self, prepared: Prepared) -> Labels:
-        return Labels({}, {PATH: [NETWORK]}, [PATH], {NETWORK: prepared.kept[NETWORK].values})
+        return Labels({}, {PATH: [NETWORK]}, [PATH], {NETWORK: prepared.data[NETWORK].values})
 
     @property
     def every_layer(self) -> bool:
@@ -267,26 +271,26 @@ class Branches(AbstractProblem):
         return Prepared(path, path, data)
 
     def labels(self, prepared: Prepared) -> Labels:
-        coords = {name: prepared.kept[name].values for name in (NETWORK, "branch")}
-        found = labels_by_trace(self.model, prepared.each, coords, {"layer": "layer"})
-        return found._replace(densities=found.densities | {"increments": [NETWORK, "branch"]})
+        coords = {name: prepared.data[name].values for name in (NETWORK, "branch")}
+        names = labels_by_trace(self.model, prepared.networks, coords, {"layer": "layer"})
+        return names._replace(densities=names.densities | {"increments": [NETWORK, "branch"]})
 
     def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
-        data, read = prepared.kept, ["input", "mean"]  # of the branches, which no parameter of theirs changes
+        data, read = prepared.data, ["input", "mean"]  # of the branches, which no parameter of theirs changes
         return {
             "observed_data": data.drop_vars(read),
             "constant_data": data[read],
-            "coefficients": labelled(np.asarray(prepared.each.coefficients), self.order, data),
+            "coefficients": labelled(np.asarray(prepared.networks.coefficients), self.order, data),
         }
 
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         del labels
-        path, order = prepared.each, self.order
+        path, order = prepared.networks, self.order
         return {
             **{name: value for name, value in data.attrs.items() if name not in (MEASURED, BLOCKS)},
             **attributes_of_blocks(order),
             **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
-            **{f"fixed_{name}": each.value for name, each in path.prior if isinstance(each.value, float)},
+            **{f"fixed_{name}": prior.value for name, prior in path.prior if isinstance(prior.value, float)},
             "model": self.model.name,
             "identified": " ".join(name for name in draws.log_prior if not name.endswith("_offset")),
             "normed": " ".join(order.normed),

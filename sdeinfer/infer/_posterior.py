@@ -34,7 +34,7 @@ class Posterior(eqx.Module):
     @classmethod
     def of(cls, model: AbstractModel, prepared: PyTree) -> "Posterior":
         """The posterior of pooled data, whitened where the sufficient statistics are those of one layer."""
-        shared = isinstance(model, EveryLayer) and not model.each
+        shared = isinstance(model, EveryLayer) and not model.needs_networks
         if not shared or not isinstance(prepared, PathStatistics) or prepared.group is not None:
             return cls(model, prepared)
         mode = posterior_mode(model, prepared)
@@ -55,7 +55,7 @@ class Posterior(eqx.Module):
         value, slope = potential_and_slope(self.model, self.prepared, self.unconstrained(z))
         if self.scale is None:
             return value, slope
-        along = {name: np.asarray(each) for name, each in slope.items()}
+        along = {name: np.asarray(derivative) for name, derivative in slope.items()}
         return value, _parted(_joined(along, 0) @ np.asarray(self.scale), z)
 
     def unconstrained(self, z: Mapping[str, Any], *, axes: int = 0) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class Posterior(eqx.Module):
         structure = latent_structure(self.model, self.prepared)
         keys = jr.split(key, len(structure))
         position = {}
-        for own, (name, leaf) in zip(keys, structure.items(), strict=True):
+        for site_key, (name, leaf) in zip(keys, structure.items(), strict=True):
             centre, half = self.model.start_of(name, self.prepared)
-            position[name] = jr.uniform(own, leaf.shape, leaf.dtype, centre - half, centre + half)
+            position[name] = jr.uniform(site_key, leaf.shape, leaf.dtype, centre - half, centre + half)
         return position
 
 

@@ -58,13 +58,13 @@ def predict(
     V0 = np.asarray(data["covariance"].values[:, 0], jnp.result_type(float))
     draws, networks = len(layers), len(V0)
     count = min(len(numbers), max(FEWEST_LAYERS, ENTRIES // (draws * V0.size)))
-    kept = np.unique(np.linspace(0, len(numbers) - 1, count).round().astype(int))
+    places = np.unique(np.linspace(0, len(numbers) - 1, count).round().astype(int))
     by_chain = law == "finite-width" and has_networks(architecture, data)
-    replicates_of, steps = _networks if by_chain else _paths, (numbers[kept] - numbers[0]).astype(int)
+    replicates_of, steps = _networks if by_chain else _paths, (numbers[places] - numbers[0]).astype(int)
     layers = np.broadcast_to(
         np.asarray(layers, V0.dtype).reshape(draws, -1, layers.shape[-1]), (draws, networks, layers.shape[-1])
     )
-    replicate = np.empty((draws, networks, len(kept), *V0.shape[1:]), np.float32)
+    replicate = np.empty((draws, networks, len(places), *V0.shape[1:]), np.float32)
     for width in np.unique(widths):
         same = np.flatnonzero(widths == width)
         key_of_width = jr.fold_in(key, np.uint32(width))
@@ -77,7 +77,7 @@ def predict(
         replicate[:, :, -1] = _sample_covariances(replicate[:, :, -1], outputs_of(data), keys)
     return xr.Dataset(
         {"covariance": (("draw", *DIMS), replicate)},
-        coords={"layer": numbers[kept], "network": data["network"].values},
+        coords={"layer": numbers[places], "network": data["network"].values},
         attrs={
             "law": "finite-width" if by_chain else "limit",
             "exploded": float(np.isnan(replicate[:, :, -1, 0, 0]).mean()),
@@ -186,26 +186,26 @@ def last_layer(covariance: xr.DataArray) -> dict[str, np.ndarray]:
     rounding = np.finfo(V.dtype).eps * V.shape[-1] * values[..., -1]
     values[..., 0] = np.where(values[..., 0] > rounding, values[..., 0], 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = {"largest log-eigenvalue": np.log(values[..., -1])}
+        numbers = {"largest log-eigenvalue": np.log(values[..., -1])}
         if V.shape[-1] > 1:
             norm = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1))
             rows, columns = np.triu_indices(V.shape[-1], k=1)
             rho = V[..., rows, columns] / (norm[..., rows] * norm[..., columns])
-            found |= {"smallest log-eigenvalue": np.log(values[..., 0]), "mean correlation": rho.mean(axis=-1)}
-    return {name: np.where(exploded, np.inf, x) for name, x in found.items()}
+            numbers |= {"smallest log-eigenvalue": np.log(values[..., 0]), "mean correlation": rho.mean(axis=-1)}
+    return {name: np.where(exploded, np.inf, x) for name, x in numbers.items()}
 
 
-def with_numbers(found: xr.Dataset) -> xr.Dataset:
+def with_numbers(data: xr.Dataset) -> xr.Dataset:
     """Covariances as a coordinate, and the numbers of `last_layer` as variables, of which ArviZ takes one a network.
 
     A number that some observed network lacks, as of a singular V, is left out there, and so from ArviZ's comparisons.
     """
-    covariance = found["covariance"]
+    covariance = data["covariance"]
     dims = [dim for dim in covariance.dims if dim not in ("layer", "token_a", "token_b")]
     numbers = {name.replace(" ", "_").replace("-", "_"): (dims, x) for name, x in last_layer(covariance).items()}
     if "draw" not in dims:
-        numbers = {name: each for name, each in numbers.items() if np.isfinite(each[1]).all()}
-    return found.assign(numbers).set_coords("covariance")
+        numbers = {name: variable for name, variable in numbers.items() if np.isfinite(variable[1]).all()}
+    return data.assign(numbers).set_coords("covariance")
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -58,12 +58,12 @@ class Labels(NamedTuple):
 
     def of_densities(self, densities: Mapping[str, ArrayLike]) -> xr.Dataset:
         """Label log densities of sites with leading axes (chain, draw); that of the only path is named `PATH`."""
-        found = self._labelled(densities, self.densities)
-        return found.rename({name: PATH for name in self.paths if name in found} if len(self.paths) == 1 else {})
+        dataset = self._labelled(densities, self.densities)
+        return dataset.rename({name: PATH for name in self.paths if name in dataset} if len(self.paths) == 1 else {})
 
     def _labelled(self, draws: Mapping[str, ArrayLike], axes: Axes) -> xr.Dataset:
         dims: dict[Hashable, Sequence[Hashable]] = {name: axes[name] for name in draws if name in axes}
-        used = {dim for each in dims.values() for dim in each}
+        used = {dim for names in dims.values() for dim in names}
         coords: dict[Any, Any] = {name: labels for name, labels in self.coords.items() if name in used}
         return dict_to_dataset({name: np.asarray(value) for name, value in draws.items()}, dims=dims, coords=coords)
 
@@ -114,8 +114,8 @@ class Prepared(NamedTuple):
     """
 
     joint: PyTree
-    each: PyTree
-    kept: xr.Dataset
+    networks: PyTree
+    data: xr.Dataset
     attributes: dict[str, Any] = {}
 
 
@@ -140,7 +140,7 @@ class AbstractProblem(abc.ABC):
 
     def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
         """Prior draws of the unobserved sites, and of the layers; with leading axes (1, draws)."""
-        return prior_draws(self.model, self.model.pool(prepared.each), draws=draws, key=key)
+        return prior_draws(self.model, self.model.pool(prepared.networks), draws=draws, key=key)
 
     def affordable_draws(self, prepared: Prepared) -> int:
         """Number of draws that get replicates of the data by default."""

@@ -151,37 +151,37 @@ def in_range(
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
-    used, pilots, in_groups, found = used_of(data), [], False, Range()
+    used, pilots, in_groups, bounds = used_of(data), [], False, Range()
     for label, members, part in problem.parts(data):
         in_groups = label is not None
         try:
-            own = data.isel(network=members) if in_groups else data
-            used[members], found, tau0 = _range_of_part(part, own, largest_logit, times)
+            networks = data.isel(network=members) if in_groups else data
+            used[members], bounds, tau0 = _range_of_part(part, networks, largest_logit, times)
         except InputError as error:
             raise type(error)(f"group {label}: {error}" if in_groups else str(error)) from error
         pilots.append(tau0)
     attributes = {} if math.isnan(pilots[0]) else {"pilot_tau0": pilots if in_groups else pilots[0]}
-    return with_used(data, used), attributes, found
+    return with_used(data, used), attributes, bounds
 
 
 def _range_of_part(
     problem: Ranged, data: xr.Dataset, largest_logit: float, times: float
 ) -> tuple[np.ndarray, Range, float]:
     """Whether each transition is used, the range, and the τ0 that determined it; NaN without one."""
-    which = problem.measures
+    kinds = problem.measures
     if not math.isfinite(largest_logit):
-        which -= {logit_spread, attention_growth, attention_bend}
-    measures, latent, found, tau0 = measured(data, which), latent_time(data), Range(), math.nan
-    used = used_of(data) & found.contains(measures)
-    if logit_spread in which:
+        kinds -= {logit_spread, attention_growth, attention_bend}
+    measures, latent, bounds, tau0 = measured(data, kinds), latent_time(data), Range(), math.nan
+    used = used_of(data) & bounds.contains(measures)
+    if logit_spread in kinds:
         marked = with_used(data, used)
         coldest, spread, tau0 = _largest_spread(problem, marked, measures, largest_logit, times)
-        found = found._replace(coldest=coldest, spread=spread)
-        used &= found.contains(measures, latent)
-    if relu_growth in which:
-        found = found._replace(growth=_largest_growth(problem, with_used(data, used), measures))
-        used &= found.contains(measures, latent)
-    return used, found, tau0
+        bounds = bounds._replace(coldest=coldest, spread=spread)
+        used &= bounds.contains(measures, latent)
+    if relu_growth in kinds:
+        bounds = bounds._replace(growth=_largest_growth(problem, with_used(data, used), measures))
+        used &= bounds.contains(measures, latent)
+    return used, bounds, tau0
 
 
 def _largest_spread(
@@ -202,9 +202,9 @@ def _largest_spread(
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(spread, NEARLY_EQUAL * spread[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
-    count, more, tau0 = 0, allowed, math.nan
-    while max(allowed, more) > count:
-        count = min(max(allowed, more), FACTOR * count) if count else allowed
+    count, most, tau0 = 0, allowed, math.nan
+    while max(allowed, most) > count:
+        count = min(max(allowed, most), FACTOR * count) if count else allowed
         mode, layer = estimate(order[:count], mode)
         coldest = Coldest.of(problem.kind, layer)
         tau0, sd = float(np.exp(coldest.log_tau0.min())), coldest.sd
@@ -212,7 +212,7 @@ def _largest_spread(
         rule = partial(transitions_allowed, largest=largest_logit, seen=count, sd=sd, times=times)
         allowed = rule(spread / tau0)
         # If τ0 is hardly identified, it may be larger, and more transitions in range.
-        more = rule(spread / (tau0 * math.exp(sd)))
+        most = rule(spread / (tau0 * math.exp(sd)))
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)
@@ -241,9 +241,9 @@ def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> Ar
         some = evenly_by(growth[indices], 16_384)  # this range is not sharp
         mode, layer = estimate(indices[some], mode)
         drift = limits_on_host(problem.kind, layer.u).relu_drift
-        found = 1.0 / np.maximum(drift, np.finfo(np.float64).tiny)
-        if (measures[relu_growth] <= _column(found))[used].any():
-            bound = found
+        candidate = 1.0 / np.maximum(drift, np.finfo(np.float64).tiny)
+        if (measures[relu_growth] <= _column(candidate))[used].any():
+            bound = candidate
     return bound
 
 

@@ -106,7 +106,7 @@ class AbstractMarkovChain(AbstractSampler):
         if isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has latent layers, for which there is Metropolis only")
         posterior = Posterior.of(model, jax.device_put(model.pool(prepared)))
-        kept = in_chunks(
+        records = in_chunks(
             functools.partial(advance_compiled, self),
             posterior,
             self.starts(posterior, key),
@@ -115,11 +115,11 @@ class AbstractMarkovChain(AbstractSampler):
             chunk=CHUNK,
             progress=progress,
         )
-        return draws_of(posterior, prepared if each is None else each, kept)
+        return draws_of(posterior, prepared if each is None else each, records)
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""
-        return tuple(_start(self, posterior, own) for own in jr.split(key, self.chains))
+        return tuple(_start(self, posterior, chain_key) for chain_key in jr.split(key, self.chains))
 
     def advance(self, posterior: Posterior, state: PyTree, steps: Int[Array | np.ndarray, ""]) -> tuple[PyTree, PyTree]:
         """Advance one chain by up to a chunk of iterations and record its draws."""
@@ -131,12 +131,12 @@ class AbstractMarkovChain(AbstractSampler):
         return recorded(step, state, steps, CHUNK)
 
 
-def draws_of(posterior: Posterior, each: PyTree, kept: Mapping[str, Any]) -> Draws:
+def draws_of(posterior: Posterior, networks: PyTree, records: Mapping[str, Any]) -> Draws:
     """Sites, layers and densities at the kept positions."""
-    z = posterior.unconstrained(kept["position"], axes=2)
-    at = constrained(posterior.model, posterior.prepared, z)
-    observed = log_likelihoods(posterior.model, each, at.sites, at.layers)
-    return Draws(at.sites, at.layers, observed, at.log_prior, dict(kept["statistics"]))
+    z = posterior.unconstrained(records["position"], axes=2)
+    values = constrained(posterior.model, posterior.prepared, z)
+    observed = log_likelihoods(posterior.model, networks, values.sites, values.layers)
+    return Draws(values.sites, values.layers, observed, values.log_prior, dict(records["statistics"]))
 
 
 @eqx.filter_jit

@@ -57,15 +57,19 @@ def sandwich(
     times: float,
 ) -> Adjustment:
     """The adjustment of a likelihood; φ and C are common where each network has its own layer and û."""
-    own = u.ndim > 1
-    parts = [(path.of_networks(np.array([number])), here) for number, here in enumerate(u)] if own else [(path, u)]
-    parts = [(part, here) for part, here in parts if len(part)]
-    found = []
-    for part, here in parts:
-        law = law_at(architecture, here, widths=np.unique(part.width))
+    own_layers = u.ndim > 1
+    parts = (
+        [(path.of_networks(np.array([number])), point) for number, point in enumerate(u)] if own_layers else [(path, u)]
+    )
+    parts = [(part, point) for part, point in parts if len(part)]
+    estimates = []
+    for part, point in parts:
+        law = law_at(architecture, point, widths=np.unique(part.width))
         draws = math.ceil(_draws(path) * len(part) / len(path))
-        found.append(_scatter(part, law, architecture.with_coordinates(here), priors / times, draws))
-    information, scatters, shift = (times * np.sum(each, axis=0) for each in zip(*_of_one_length(found), strict=True))
+        estimates.append(_scatter(part, law, architecture.with_coordinates(point), priors / times, draws))
+    information, scatters, shift = (
+        times * np.sum(column, axis=0) for column in zip(*_of_one_length(estimates), strict=True)
+    )
     varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
     matrix, dispersion, error = np.eye(u.shape[-1]), 1.0, 0.0
     if varies.any():
@@ -75,12 +79,12 @@ def sandwich(
         dispersion = _dispersion(H, scatter, P)
         matrix[block] = _matrix(H / dispersion, scatter / dispersion**2, P)
         inverse, left = np.linalg.inv(H + P), P + np.outer(shift, shift)
-        each = [np.sqrt(np.diagonal(inverse @ (part[block] + left) @ inverse)) for part in scatters]
-        error = float(np.max(np.std(each, axis=0) / np.mean(each, axis=0)) / math.sqrt(max(len(each) - 1, 1)))
+        sds = [np.sqrt(np.diagonal(inverse @ (part[block] + left) @ inverse)) for part in scatters]
+        error = float(np.max(np.std(sds, axis=0) / np.mean(sds, axis=0)) / math.sqrt(max(len(sds) - 1, 1)))
     attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(parts[0][1])))
     least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
     values = (dispersion, least_tau0, u, matrix, np.zeros_like(u), error)
-    if own:
+    if own_layers:
         axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],), ())
         values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
     return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
@@ -107,12 +111,12 @@ def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, d
     """The information and the scatter of the score at the mode, by draws of exact layers."""
     observed, shift, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
     of_each = np.zeros((len(path), *priors.shape))
-    for here in innovations(path, law):
-        observed.append(here.score)
-        of_each[here.transitions] = here.information_of_each
-        mean_left, variance_left = omitted_order(path, here, law, tau0)
-        shift += np.einsum("tp,tpk->k", mean_left, here.mean)
-        shift += np.einsum("tp,tpk->k", variance_left, here.log_variance) / 2
+    for batch in innovations(path, law):
+        observed.append(batch.score)
+        of_each[batch.transitions] = batch.information_of_each
+        mean_left, variance_left = omitted_order(path, batch, law, tau0)
+        shift += np.einsum("tp,tpk->k", mean_left, batch.mean)
+        shift += np.einsum("tp,tpk->k", variance_left, batch.log_variance) / 2
     information = of_each.sum(axis=0)
     leverage = np.einsum("tkl,kl->t", of_each, np.linalg.inv(information + priors + 1e-9 * np.eye(len(priors))))
     parts = _drawn_scatters(path, law, layer, leverage, draws)
@@ -157,14 +161,14 @@ def _scores_of_ends(
     widths = path.width[path.network[distinct]]
     stays = path.between(starts[distinct], starts[distinct], widths)
     order, scores = np.argsort(place, kind="stable"), np.empty((len(chosen), len(law.u)))
-    for here in innovations(stays, law):
-        block = here.transitions
+    for batch in innovations(stays, law):
+        block = batch.transitions
         first, last = np.searchsorted(place[order], [block[0], block[-1] + 1])
         drawn = order[first:last]
-        mine = place[drawn] - block[0]
-        z = increments_of(stays.coordinates(block), mine, ends[drawn] - starts[chosen[drawn]], widths[place[drawn]])
-        moved = here._replace(
-            y=here.y[mine] + z / here.sd[mine], mean=here.mean[mine], log_variance=here.log_variance[mine]
+        origin = place[drawn] - block[0]
+        z = increments_of(stays.coordinates(block), origin, ends[drawn] - starts[chosen[drawn]], widths[place[drawn]])
+        moved = batch._replace(
+            y=batch.y[origin] + z / batch.sd[origin], mean=batch.mean[origin], log_variance=batch.log_variance[origin]
         )
         scores[drawn] = moved.score
     return scores
@@ -181,24 +185,25 @@ def _with_sorted_tokens(V: Float[np.ndarray, "some m m"], pattern: Pattern) -> F
     return np.take_along_axis(np.take_along_axis(V, order[..., None], -2), order[..., None, :], -1)
 
 
-def _of_one_length(found: list[Scatter]) -> list[Scatter]:
+def _of_one_length(scatters: list[Scatter]) -> list[Scatter]:
     """Scatters with equally many parts: one, if one of them has one."""
-    least = min(len(each.parts) for each in found)
+    least = min(len(scatter.parts) for scatter in scatters)
     return [
-        each._replace(parts=np.stack([each.parts[part::least].mean(axis=0) for part in range(least)])) for each in found
+        scatter._replace(parts=np.stack([scatter.parts[part::least].mean(axis=0) for part in range(least)]))
+        for scatter in scatters
     ]
 
 
-def omitted_order(path: Path, here: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
+def omitted_order(path: Path, batch: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
     """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path."""
     largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
-    block, terms = here.transitions, here.terms
+    block, terms = batch.transitions, batch.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
     moments = law.moments.at(path.width_index(law.widths, block))
     theta, drift = moments.drift[:, ATTENTION_DRIFT_NEXT, None], terms.drift[:, ATTENTION_DRIFT_NEXT]
-    mean = omitted * theta * drift / here.sd
+    mean = omitted * theta * drift / batch.sd
     variance = omitted * moments.variance[:, ATTENTION_NEXT, None] * terms.variance[:, ATTENTION_NEXT]
-    return np.asarray(mean), np.asarray(variance / here.sd**2)
+    return np.asarray(mean), np.asarray(variance / batch.sd**2)
 
 
 def _dispersion(information: np.ndarray, scatter: np.ndarray, priors: np.ndarray) -> float:

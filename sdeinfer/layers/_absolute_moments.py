@@ -62,8 +62,8 @@ def excess_forms(
     z = normal_nodes(V.shape[-1]).astype(V.dtype)
 
     def checked(V: Any, W: Any, closed: Any) -> Any:
-        xp, at = V.__array_namespace__(), spectrum(V)
-        h = z @ _oriented(at.cholesky @ at.rotation).mT
+        xp, coordinates = V.__array_namespace__(), spectrum(V)
+        h = z @ _oriented(coordinates.cholesky @ coordinates.rotation).mT
         products = xp.abs(h)[..., :, None] * xp.abs(h)[..., None, :] - h[..., :, None] * h[..., None, :]
         flat = (X.reshape(*X.shape[:-2], -1) for X in (products, W))
         excess = xp.matmul(next(flat), next(flat).mT)

@@ -123,7 +123,7 @@ class ShapedAttention(AbstractLayer):
         # Two further normal matrices: the keys, and the branch in the directions of X.
         sizes = {"tokens": rows, "blocks": max(heads, blocks), "normals": 2, "dtype": dtype}
         drawn = wishart_draws(freedom, **sizes, keys=keys)
-        B, own, *projection = (wishart_factor(*each) for each in zip(freedom, drawn.normals, drawn.chi, strict=False))
+        B, far, *projection = (wishart_factor(*draw) for draw in zip(freedom, drawn.normals, drawn.chi, strict=False))
         right, near = drawn.normals[-2:]
         V_whole = whole(V)
         L = factor(V_whole)
@@ -151,7 +151,7 @@ class ShapedAttention(AbstractLayer):
             gamma=self.gamma,
             width=width,
             near=near[:, :, :blocks],
-            far=own[:, :, :blocks],
+            far=far[:, :, :blocks],
         )
 
     def _flat(self, tokens: int, dtype: jnp.dtype) -> Float[np.ndarray, "m m"]:

@@ -212,9 +212,9 @@ def limit_on_host(layer: AbstractLayer) -> Limit:
 
 def limits_on_host(kind: AbstractLayer, u: Float[np.ndarray, "*points coordinates"]) -> Limit:
     """The limits of a layer at points of its coordinates, with the axes of the points, by NumPy."""
-    found = limit_of(kind.with_coordinates(u.reshape(-1, u.shape[-1]).T))
-    each = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c), u[..., 0].size), found)
-    return jax.tree.map(lambda c: c.reshape(u.shape[:-1]), each)
+    limit = limit_of(kind.with_coordinates(u.reshape(-1, u.shape[-1]).T))
+    limits = jax.tree.map(lambda c: np.broadcast_to(np.asarray(c), u[..., 0].size), limit)
+    return jax.tree.map(lambda c: c.reshape(u.shape[:-1]), limits)
 
 
 def limit_of(layer: AbstractLayer) -> Limit:

@@ -108,8 +108,8 @@ class FiniteWidth(eqx.Module):
     def drift(self) -> Float[Any, "... drifts"]:
         """The coefficients θ₁ to θ₄, θ₅ with an attention pattern, and those of other terms of the limit."""
         terms = (self.limit.attention_drift, self.limit.relu_drift, self.drift_along, self.attention_drift_next)
-        more = () if self.limit.pattern.everything else (self.drift_curvature,)
-        every = (*terms, *more, *self.limit.others.values())
+        curvature = () if self.limit.pattern.everything else (self.drift_curvature,)
+        every = (*terms, *curvature, *self.limit.others.values())
         xp = engine(*every)
         return xp.stack(xp.broadcast_arrays(*every), axis=-1)
 
@@ -167,8 +167,8 @@ def drift_terms(
     else:
         curvature = relu_drift_curvature(V, attention_noise_tensor(V, pattern))
         terms += [pattern_drift_next(V, pattern), curvature]
-    own = [xp.moveaxis(xp.asarray(term.drift(1.0, last)), (0, 1), (-2, -1)) for term in others]
-    return xp.stack([*terms, *own])
+    other_drifts = [xp.moveaxis(xp.asarray(term.drift(1.0, last)), (0, 1), (-2, -1)) for term in others]
+    return xp.stack([*terms, *other_drifts])
 
 
 def variance_terms(
@@ -182,13 +182,13 @@ def variance_terms(
     if isinstance(coordinates, PatternSpectrum):
         *terms, repeated = pattern_features(V, pattern, *coordinates.forms(), *growing)
         return xp.stack([*terms, xp.ones_like(repeated), repeated - coordinates.mixing])
-    at, equal = frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
-    attention, relu, after = (at.R @ B @ at.R.mT for B in growing)
-    noise, growths = relu_noise(at, relu), [diagonals(B) for B in (attention, relu, after)]
+    basis, equal = frame(V, coordinates), np.eye(V.shape[-1], dtype=V.dtype)
+    attention, relu, after = (basis.R @ B @ basis.R.mT for B in growing)
+    noise, growths = relu_noise(basis, relu), [diagonals(B) for B in (attention, relu, after)]
     relu_growth, repeated = growths[1], xp.broadcast_to(1 + equal, V.shape)
     terms = [
         *(growth[..., :, None] + growth[..., None, :] for growth in growths),
-        attention_noise_next(at),
+        attention_noise_next(basis),
         noise.hidden,
         noise.tokens,
         noise.response,

@@ -48,17 +48,17 @@ class NetworkKeys(eqx.Module):
         self, shape: tuple[int, ...], dtype: Any, *, stream: int = 0, block: Integer[Array, ""] | int = 0
     ) -> Float[Array, "... networks"]:
         """Standard normals."""
-        one, other = _box_muller(*self._words(math.ceil(math.prod(shape) / 2), stream, block), dtype)
-        return _joined(one, other, shape)
+        first, second = _box_muller(*self._words(math.ceil(math.prod(shape) / 2), stream, block), dtype)
+        return _joined(first, second, shape)
 
     def normals_and_uniforms(
         self, shape: tuple[int, ...], dtype: Any, *, stream: int = 0, block: Integer[Array, ""] | int = 0
     ) -> tuple[Float[Array, "... networks"], Float[Array, "... networks"]]:
         """Standard normals, and uniform numbers on the open interval (0, 1), of the same shape; see `normals`."""
         count = math.prod(shape)
-        one, other = self._words(count + math.ceil(count / 2), stream, block)
-        normals, _ = _box_muller(one[:count], other[:count], dtype)
-        uniforms = _joined(_uniform(one[count:], dtype), _uniform(other[count:], dtype), shape)
+        high, low = self._words(count + math.ceil(count / 2), stream, block)
+        normals, _ = _box_muller(high[:count], low[:count], dtype)
+        uniforms = _joined(_uniform(high[count:], dtype), _uniform(low[count:], dtype), shape)
         return normals.reshape(*shape, normals.shape[-1]), uniforms
 
     def chi(self, freedom: Integer[Array, " k"], *, blocks: int, dtype: Any) -> Float[Array, "k blocks networks"]:
@@ -71,15 +71,15 @@ class NetworkKeys(eqx.Module):
         shape = (len(d), blocks)
 
         def propose(state):
-            attempt, chi, kept = state
+            attempt, chi, settled = state
             normals, uniforms = self.normals_and_uniforms(shape, dtype, stream=CHI, block=attempt)
             u = normals / (3 * jnp.sqrt(d))
             positive = u > -1
             u = jnp.where(positive, u, 0.0)
             log_probability = 3 * d * (jnp.log1p(u) - u * (1 - u * (1 / 2 - u / 3)))
             accepted = positive & (uniforms < jnp.exp(log_probability))
-            chi = jnp.where(kept, chi, jnp.sqrt(2 * d * (1 + u)) * (1 + u))
-            return attempt + 1, chi, kept | accepted
+            chi = jnp.where(settled, chi, jnp.sqrt(2 * d * (1 + u)) * (1 + u))
+            return attempt + 1, chi, settled | accepted
 
         start = jnp.zeros((*shape, self.high.shape[0]), dtype)
         _, chi, _ = jax.lax.while_loop(lambda state: ~state[2].all(), propose, (0, start, start > 0))
@@ -118,20 +118,20 @@ def _uniform(word: Array, dtype: Any) -> Array:
     return jnp.minimum((number.astype(dtype) + 0.5) * 2.0**-bits, 1 - jnp.finfo(dtype).epsneg)
 
 
-def _box_muller(one: Array, other: Array, dtype: Any) -> tuple[Array, Array]:
+def _box_muller(radius_word: Array, angle_word: Array, dtype: Any) -> tuple[Array, Array]:
     """Two independent normals r sin θ and r cos θ, with r² exponential of mean 2 and θ uniform.
 
     θ is the sum of an angle of at most π/4, for which short series give sin and cos, and of quarter turns.
     """
-    radius = jnp.sqrt(-2 * jnp.log(_uniform(one, dtype)))
+    radius = jnp.sqrt(-2 * jnp.log(_uniform(radius_word, dtype)))
     bits = 22 if jnp.dtype(dtype).itemsize <= 4 else 29
     # The lowest 30 bits as a signed number, shifted to `bits` bits and a sign; 0.5 takes the midpoint.
-    angle = ((other << 2).astype(jnp.int32) >> (31 - bits)).astype(dtype) + 0.5
+    angle = ((angle_word << 2).astype(jnp.int32) >> (31 - bits)).astype(dtype) + 0.5
     x = angle * (math.pi / 4 * 2.0**-bits)
     terms = 5 if jnp.dtype(dtype).itemsize <= 4 else 10  # reach rounding on |x| ≤ π/4
     sin, cos = x * _series(x * x, terms, 1), _series(x * x, terms, 0)
-    swapped = (other >> 30) % 2 == 1
-    radius = jnp.where(other >> 31 == 1, -radius, radius)
+    swapped = (angle_word >> 30) % 2 == 1
+    radius = jnp.where(angle_word >> 31 == 1, -radius, radius)
     return radius * jnp.where(swapped, cos, sin), radius * jnp.where(swapped, sin, cos)
 
 
@@ -143,6 +143,6 @@ def _series(square: Array, terms: int, first: int) -> Array:
     return value
 
 
-def _joined(one: Array, other: Array, shape: tuple[int, ...]) -> Array:
-    values = jnp.concatenate(jax.lax.optimization_barrier([one, other]))
+def _joined(first: Array, second: Array, shape: tuple[int, ...]) -> Array:
+    values = jnp.concatenate(jax.lax.optimization_barrier([first, second]))
     return values[: math.prod(shape)].reshape(*shape, values.shape[-1])

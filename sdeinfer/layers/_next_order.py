@@ -63,14 +63,14 @@ def attention_drift_next(V: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
     return outer + outer.mT + second / (4 * tokens**2) + third
 
 
-def attention_noise_next(at: Frame) -> Float[Any, "... m m"]:
+def attention_noise_next(basis: Frame) -> Float[Any, "... m m"]:
     """G with n var S_ij = 𝒜_ij/τ0² + G_ij/(nτ0⁴) + O(n⁻²) for S = AVAᵀ of one head.
 
     With RAQ = I + N, S is (I + N)(I + N)ᵀ in these coordinates. Let ε = 1/(τ0√n), N = εN₁ + ε²N₂ + ε³N₃ and
     T₁ = N₁ + N₁ᵀ, T₂ = N₂ + N₂ᵀ + N₁N₁ᵀ, T₃ = N₃ + N₃ᵀ + N₁N₂ᵀ + N₂N₁ᵀ; then G = var T₂ + 2 cov(T₁, T₃). The logits are
     Y = QΩQᵀ with Ω iid normal, so N₁ = Ω diag(δ)/m. Stein's lemma gives cov(T₁, T₃), Isserlis' theorem var T₂.
     """
-    V, Q, R, delta = at
+    V, Q, R, delta = basis
     xp, tokens = V.__array_namespace__(), V.shape[-1]
     P = Q - Q.mean(axis=-2, keepdims=True)
     v, c = diagonals(V), (P * P).sum(axis=-1)
@@ -158,13 +158,13 @@ class ReluNoise(NamedTuple):
     response: Float[Any, "... m m"]
 
 
-def relu_noise(at: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
+def relu_noise(basis: Frame, drift: Float[Any, "... m m"]) -> ReluNoise:
     """F from E[g_i² u_j²] and E[g_i g_j u_i u_j], by Stein's lemma in g; F₂ from E[u_i² u_j²].
 
     D needs no further expectation: since B₂ = E[|h||h|ᵀ − hhᵀ]/4, Stein's lemma gives
     4 (1 + [i = j]) (D_ij + ¼) = E[g_i g_j u_i u_j] − [i = j] E[u_i²].
     """
-    V, Q, R, _ = at
+    V, Q, R, _ = basis
     between, equal = angles(V), np.eye(V.shape[-1], dtype=V.dtype)
     norm, rho, sine, turn = between
     signs = (2 / math.pi) * turn
@@ -240,16 +240,16 @@ def excess_of_equal(between: Angles) -> Excess:
     pair = (2 / math.pi) * (sine + rho * turn)
     along = rho[..., :, :, None] * rho[..., :, None, :]
     across = rho[..., :, :, None] ** 2 + rho[..., :, None, :] ** 2
-    more = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
-    more -= 2 * pair[..., :, :, None] * pair[..., :, None, :]
-    more *= norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
+    excess = (2 / math.pi) * (2 * along * turn[..., None, :, :] + across * sine[..., None, :, :] + 4 / math.pi)
+    excess -= 2 * pair[..., :, :, None] * pair[..., :, None, :]
+    excess *= norm[..., :, None, None] ** 2 * outer_product(norm, norm)[..., None, :, :]
     different = token[:, None] != token
     all_different = different[:, :, None] & different[:, None, :] & different
     return Excess(
-        four=more[..., token, token, token],
-        three=xp.where(different, more[..., token, token, :], 0.0),
-        two=xp.where(different, xp.diagonal(more, axis1=-2, axis2=-1), 0.0),
-        one=xp.where(all_different, more, 0.0),
+        four=excess[..., token, token, token],
+        three=xp.where(different, excess[..., token, token, :], 0.0),
+        two=xp.where(different, xp.diagonal(excess, axis1=-2, axis2=-1), 0.0),
+        one=xp.where(all_different, excess, 0.0),
     )
 
 

@@ -19,32 +19,32 @@ from sdeinfer.parameters import Parameter
 
 
 @runtime_checkable
-class Path(Protocol):
+class DiffraxPath(Protocol):
     """A path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
 
     def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:  # noqa: FBT001, FBT002 as Diffrax has it
         """The value at t0."""
 
 
-type Profile = Path | Callable[[Any], Any]
+type Profile = DiffraxPath | Callable[[Any], Any]
 """A function of depth-time t, or a path of Diffrax."""
 
 
 def is_profile(value: Any) -> bool:
     """Whether a value is a function of depth-time, or a path of Diffrax."""
-    return callable(value) or isinstance(value, Path)
+    return callable(value) or isinstance(value, DiffraxPath)
 
 
 class FunctionModule(eqx.Module):
     """A function as a module whose leaves are arrays; programs are compiled for the rest of it."""
 
     arrays: Any
-    rest: Any = eqx.field(static=True)
+    static: Any = eqx.field(static=True)
 
     def __call__(self, time: Any) -> Any:
         """The function's value at a depth-time, or another argument."""
-        profile = eqx.combine(self.arrays, self.rest)
-        return profile.evaluate(time) if isinstance(profile, Path) else profile(time)
+        profile = eqx.combine(self.arrays, self.static)
+        return profile.evaluate(time) if isinstance(profile, DiffraxPath) else profile(time)
 
 
 def as_module(profile: Profile) -> FunctionModule:
@@ -53,8 +53,8 @@ def as_module(profile: Profile) -> FunctionModule:
         return profile
     if inspect.isfunction(profile) and any(isinstance(x, Tracer) for x in jax.tree.leaves(_closed_over(profile))):
         profile = _Closure(_closed_over(profile), _with_cells(profile, [None] * len(_closed_over(profile))))
-    arrays, rest = eqx.partition(profile, eqx.is_array)
-    return FunctionModule(arrays, rest)
+    arrays, static = eqx.partition(profile, eqx.is_array)
+    return FunctionModule(arrays, static)
 
 
 class _Closure(eqx.Module):
@@ -118,7 +118,7 @@ class OverDepth(AbstractLayer):
 
     def declared(self) -> dict[str, Parameter]:
         """The parameters that do not change with depth."""
-        return {name: each for name, each in self.layer.declared().items() if name not in self.profiles}
+        return {name: parameter for name, parameter in self.layer.declared().items() if name not in self.profiles}
 
     def parameters(self) -> dict[str, Any]:
         """Values of the parameters that do not change with depth."""

@@ -86,8 +86,8 @@ def pattern_drift_next(V: Float[Any, "... m m"], pattern: Pattern) -> Float[Any,
 
 def attention_noise_tensor(V: Float[Any, "... m m"], pattern: Pattern) -> Float[Any, "... m m m m"]:
     """𝒜(αβ, δω) over (α, β, δ, ω): the covariance of M + Mᵀ with M = P₁V."""
-    xp, at = V.__array_namespace__(), logits(V, pattern)
-    rows = _around(at.K.swapaxes(-3, -2), V) * outer_product(at.scale, at.scale)[..., None, None]
+    xp, centred = V.__array_namespace__(), logits(V, pattern)
+    rows = _around(centred.K.swapaxes(-3, -2), V) * outer_product(centred.scale, centred.scale)[..., None, None]
     # Cov(M_αω, M_βκ) over (α, β, κ, ω), then Cov(M_αβ, M_δω + M_ωδ).
     first = xp.moveaxis(rows, -1, -3)
     half = first + first.swapaxes(-2, -1)

@@ -139,11 +139,11 @@ class Stack(AbstractStack):
 
     def with_parameters(self, values: Mapping[str, ArrayLike]) -> "Stack":
         """A copy of the stack with some parameters replaced."""
-        own = [
+        part_values = [
             {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
             for part in self.names
         ]
-        changed = (layer.with_parameters(new) for layer, new in zip(self.layers, own, strict=True))
+        changed = (layer.with_parameters(new) for layer, new in zip(self.layers, part_values, strict=True))
         return dataclasses.replace(self, layers=tuple(changed))
 
     def _named_by_part[T](self, mapping: Callable[[AbstractLayer], Mapping[str, T]]) -> dict[str, T]:

@@ -54,8 +54,8 @@ def template(kind: str | AbstractLayer | type[AbstractLayer], **sizes: Any) -> A
             raise InputError(f"architecture: a name, a layer or its type is needed, got {shown(kind)}")
     for size in sizes:
         if size not in layer.sizes:
-            what = "no attention to be masked" if size == "pattern" else "no such size"
-            raise InputError(f"{size}: {layer.name} has {what}")
+            lack = "no attention to be masked" if size == "pattern" else "no such size"
+            raise InputError(f"{size}: {layer.name} has {lack}")
     if sizes or is_named(layer):
         layer = _of_type(type(layer), **layer.sizes | sizes)
     layer = layer.with_coordinates(np.zeros(len(layer.coordinates)))
@@ -72,7 +72,9 @@ def _type_named(name: str) -> type[AbstractLayer]:
 
 def _of_type(kind: type[AbstractLayer], **sizes: Any) -> AbstractLayer:
     """A layer of a type, whose arguments without a default have to be parameters."""
-    needed = [each.name for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
+    needed = [
+        argument.name for argument in inspect.signature(kind).parameters.values() if argument.default is argument.empty
+    ]
     known: dict[str, Parameter] = {
         name: field.metadata["parameter"]
         for name, field in kind.__dataclass_fields__.items()

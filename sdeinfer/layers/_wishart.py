@@ -94,8 +94,8 @@ def wishart_draws(
     """Random numbers for Wishart matrices with ν in `freedom`, by two calls of the generator: each adds compilation."""
     drawn = keys.normals((len(freedom) + normals, tokens, tokens, blocks), dtype)
     xp: Any = np if isinstance(keys, NetworkStreams) else jnp
-    each = xp.stack([xp.asarray(nu) - np.arange(tokens) for nu in freedom])
-    chi = keys.chi(xp.maximum(each, 1).reshape(-1), blocks=blocks, dtype=dtype)
+    degrees = xp.stack([xp.asarray(nu) - np.arange(tokens) for nu in freedom])
+    chi = keys.chi(xp.maximum(degrees, 1).reshape(-1), blocks=blocks, dtype=dtype)
     return WishartDraws(drawn, chi.reshape(len(freedom), tokens, *chi.shape[1:]))
 
 
@@ -152,8 +152,8 @@ def column_sum(
 
     def add(number: Integer[Any, ""], S: Array) -> Array:
         G = keys.normals((tokens, COLUMNS_AT_ONCE, blocks), dtype, stream=COLUMNS, block=number)
-        there = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < columns
-        G = jnp.where(there[:, None, None], G, 0.0)
+        is_column = number * COLUMNS_AT_ONCE + jnp.arange(COLUMNS_AT_ONCE) < columns
+        G = jnp.where(is_column[:, None, None], G, 0.0)
         return S + gram(image(G if K is None else matmul(K, G)))
 
     start = jnp.zeros((tokens, tokens, blocks, keys.high.shape[0]), dtype)

@@ -79,8 +79,8 @@ class Prior:
     def __init__(self, value: "dist.Distribution | float"):
         self.value = value
         leaves, structure = jax.tree.flatten(value)
-        each = (np.asarray(leaf) for leaf in leaves)
-        self._key = (structure, tuple((leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in each))
+        arrays = (np.asarray(leaf) for leaf in leaves)
+        self._key = (structure, tuple((leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in arrays))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prior) and self._key == other._key
@@ -125,8 +125,8 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
             raise InputError(f"prior: {name}: a fixed value must be {ends}, got {fixed:g}")
         return fixed
     if isinstance(value, dist.ImproperUniform) or (value.support is not None and value.support.is_discrete):
-        what = f"a continuous distribution with draws is needed, got {type(value).__name__}"
-        raise InputError(f"prior: {name}: {what}")
+        message = f"a continuous distribution with draws is needed, got {type(value).__name__}"
+        raise InputError(f"prior: {name}: {message}")
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
     bijection = BIJECTIONS[parameter.bijection]

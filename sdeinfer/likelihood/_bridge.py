@@ -57,9 +57,9 @@ def bridge(
         V, log_weight = carry
         xi, to_go = inputs
         after, change = _propose(law, span, V, xi, to_go)
-        there = to_go <= span.layers
-        V = jnp.where(there, after, V)
-        return (V, log_weight + jnp.where(there, change, 0.0)), V
+        active = to_go <= span.layers
+        V = jnp.where(active, after, V)
+        return (V, log_weight + jnp.where(active, change, 0.0)), V
 
     to_go = jnp.arange(most, most - latent, -1)
     start = (span.start, jnp.zeros_like(law.h))
@@ -79,17 +79,17 @@ def _propose(
     if span.outputs:
         slack, target = _as_observation(law, span)
     pull = 1 / (to_go + slack)
-    kept = 1 - pull
+    share = 1 - pull
     # log (I + Y)^p = p (Y − Y²/2) to second order.
-    own = law.power * (step.mean - step.square / 2)
-    towards = pull * _log(conjugated(step.R, target)) + (1 - to_go * pull) * own
+    drift = law.power * (step.mean - step.square / 2)
+    towards = pull * _log(conjugated(step.R, target)) + (1 - to_go * pull) * drift
     mean = towards / law.power
-    mean = mean + (matmul(mean, mean) + kept * step.square) / 2
+    mean = mean + (matmul(mean, mean) + share * step.square) / 2
     # Noise is rotated from a basis that is smooth in V; the spectral basis is not smooth at repeated δ.
     noise = conjugated(transpose(step.rotation), xi[square_of(tokens)] * jnp.sqrt(1 + equal))
-    Y = mean + jnp.sqrt(kept * step.variance / (1 + equal)) * noise
+    Y = mean + jnp.sqrt(share * step.variance / (1 + equal)) * noise
     p = tokens * (tokens + 1) // 2
-    change = (p * jnp.log(kept) + _half(noise**2 / (1 + equal) - (Y - step.mean) ** 2 / step.variance)) / 2
+    change = (p * jnp.log(share) + _half(noise**2 / (1 + equal) - (Y - step.mean) ** 2 / step.variance)) / 2
     return gram(matmul(step.Q, _power(equal + Y, law.power // 2))), change
 
 
@@ -103,8 +103,8 @@ def _arrival(law: LayerLaw, span: Span, V: Float[Array, "m m batch"]) -> Float[A
     # The Jacobian of F^p at F with eigenvalues x is Π_{i≤j} Σ_k x_i^k x_j^{p−1−k} = Π (x_i + x_j)(x_i² + x_j²)….
     jacobian = 0.0
     for doubling in range(law.power.bit_length() - 1):
-        each = root ** (2**doubling)
-        jacobian = jacobian + 2 * jnp.log(each[:, None] + each[None])
+        x = root ** (2**doubling)
+        jacobian = jacobian + 2 * jnp.log(x[:, None] + x[None])
     return -_half(density + jacobian) / 2 - (len(V) + 1) * step.log_volume
 
 
@@ -235,10 +235,10 @@ class Bridged(Distribution):
         together = 256 if on_cpu() else count  # whose arrays of one layer fit in the cache
         blocks = -(-count // together)
         size = -(-count // blocks)
-        each = (bridges.start, ends, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
+        arrays = (bridges.start, ends, bridges.layers, bridges.width, bridges.more_drift, bridges.features)
         # The last block is padded with copies of the last bridge.
         index = jnp.minimum(jnp.arange(blocks * size), count - 1).reshape(blocks, size)
-        columns = jax.tree.map(lambda x: x[index], (*each, self.innovations))
+        columns = jax.tree.map(lambda x: x[index], (*arrays, self.innovations))
         law_of_block = self._law_of_block()
 
         def block(columns):
@@ -258,8 +258,8 @@ class Bridged(Distribution):
         moments = jax.vmap(lambda law: moments_of(law, bridges.centre))(law)
 
         def of_moments(width: Array, more_drift: Array, features: Array) -> LayerLaw:
-            own = (features - bridges.centre[..., None])[:, square_of(tokens)]
-            mine = jax.tree.map(lambda x: x[width], moments)
-            return LayerLaw.of_moments(mine, more_drift, own, 1 / bridges.widths[width], power=self.power)
+            deviations = (features - bridges.centre[..., None])[:, square_of(tokens)]
+            of_width = jax.tree.map(lambda x: x[width], moments)
+            return LayerLaw.of_moments(of_width, more_drift, deviations, 1 / bridges.widths[width], power=self.power)
 
         return of_moments

@@ -132,8 +132,8 @@ def densities_at(
     if adjustment is not None:
         u = coordinates.unconstrained(adjustment.adjusted(coordinates, u.T)).T
     path = jax.tree.map(np.asarray, path)
-    found = path.log_density(laws_on_host(kind, u, np.asarray(path.widths), path.assumptions.law), path.value)
-    return np.where(inside[:, None], found, -np.inf)
+    densities = path.log_density(laws_on_host(kind, u, np.asarray(path.widths), path.assumptions.law), path.value)
+    return np.where(inside[:, None], densities, -np.inf)
 
 
 def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Bool[Array, "*networks"]]:
@@ -148,8 +148,8 @@ def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Boo
         inside = (jnp.abs(coordinates.unconstrained(values)) <= FARTHEST).all(axis=0)
     else:
         inside = ~jnp.stack([coordinates.declared[name].is_faulty(x) for name, x in values.items()]).any(axis=0)
-    others = coordinates.constrained(jnp.zeros(len(coordinates)))
-    return layer.with_parameters({name: jnp.where(inside, x, others[name]) for name, x in values.items()}), inside
+    defaults = coordinates.constrained(jnp.zeros(len(coordinates)))
+    return layer.with_parameters({name: jnp.where(inside, x, defaults[name]) for name, x in values.items()}), inside
 
 
 def _chains(layer: AbstractLayer, path: AbstractPath, key: PRNGKeyArray) -> Float[Array, "networks layers m m"]:
@@ -163,13 +163,13 @@ def _chains(layer: AbstractLayer, path: AbstractPath, key: PRNGKeyArray) -> Floa
 
 def _law_of(layer: AbstractLayer, path: AbstractPath) -> Limit | FiniteWidth:
     """The law of a layer, with a leading axis if the layer, the widths or the adjustments have one."""
-    own = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(layer))
+    own_layers = any(jnp.ndim(leaf) for leaf in jax.tree.leaves(layer))
     if path.assumptions.law == "limit":
-        return jax.vmap(lambda layer: layer.limit())(layer) if own else layer.limit()
+        return jax.vmap(lambda layer: layer.limit())(layer) if own_layers else layer.limit()
     adjustment = path.adjustment
     if adjustment is not None and adjustment.centre.ndim > 1:
-        layer = jax.vmap(lambda adjustment, layer: adjustment(layer), (0, 0 if own else None))(adjustment, layer)
-        own = True
+        layer = jax.vmap(lambda adjustment, layer: adjustment(layer), (0, 0 if own_layers else None))(adjustment, layer)
+        own_layers = True
     elif adjustment is not None:
-        layer = jax.vmap(adjustment)(layer) if own else adjustment(layer)
-    return jax.vmap(lambda layer, width: layer.finite_width(width), (0 if own else None, 0))(layer, path.widths)
+        layer = jax.vmap(adjustment)(layer) if own_layers else adjustment(layer)
+    return jax.vmap(lambda layer, width: layer.finite_width(width), (0 if own_layers else None, 0))(layer, path.widths)

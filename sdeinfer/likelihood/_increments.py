@@ -39,11 +39,11 @@ class BranchPath(eqx.Module):
     def of(cls, data: xr.Dataset, order: BlockOrder, prior: Mapping[str, Any] | None = None) -> "BranchPath":
         """The path of a Dataset of branches."""
         given = checked_priors(prior, order)
-        for name, own in order.shapes.items():
-            fixed = dict(given).get(name, Prior(own)).value
-            if isinstance(fixed, float) and not 1 / WIDEST <= fixed / own <= WIDEST:
+        for name, shape in order.shapes.items():
+            fixed = dict(given).get(name, Prior(shape)).value
+            if isinstance(fixed, float) and not 1 / WIDEST <= fixed / shape <= WIDEST:
                 raise InputError(
-                    f"prior: {name}: must be within a factor of {WIDEST:g} of the block's own {own:g}, got {fixed:g}"
+                    f"prior: {name}: must be within a factor of {WIDEST:g} of the block's own {shape:g}, got {fixed:g}"
                 )
         coefficients = jnp.asarray(adjusted_coefficients(branch_coefficients(data, order), data, order))
         return cls(
@@ -69,20 +69,22 @@ class BranchPath(eqx.Module):
 
     def estimates(self, block: int) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
         """Estimates of log g of a block in each layer, at its own gain or temperature, and their precisions."""
-        at = self.coefficients[:, :, len(LOG_FACTORS) // 2].sum(0)
-        own = np.flatnonzero(np.asarray(self.part) == block)
+        middle = self.coefficients[:, :, len(LOG_FACTORS) // 2].sum(0)
+        branches = np.flatnonzero(np.asarray(self.part) == block)
         # −χ²/2 is a polynomial in log g², twice log g; a last layer without the block has no precision.
-        linear, quadratic = (jnp.zeros(self.layers).at[: len(own)].set(at[own, degree]) for degree in (1, 2))
+        linear, quadratic = (
+            jnp.zeros(self.layers).at[: len(branches)].set(middle[branches, degree]) for degree in (1, 2)
+        )
         return -linear / jnp.where(quadratic < 0, quadratic, -1.0) / 4, -8 * quadratic
 
     def sample_shapes(self) -> Float[Array, " blocks"]:
         """Draw the gains and temperatures that have a prior; log factors to the blocks' own values."""
         given = dict(self.prior)
-        found = [
-            jnp.log(jnp.asarray(sample_or_fix(name, given[name].value)) / own) if name in given else jnp.zeros(())
-            for name, own in zip(self.shapes, self.own_shapes, strict=True)
+        log_factors = [
+            jnp.log(jnp.asarray(sample_or_fix(name, given[name].value)) / shape) if name in given else jnp.zeros(())
+            for name, shape in zip(self.shapes, self.own_shapes, strict=True)
         ]
-        return jnp.stack(found)
+        return jnp.stack(log_factors)
 
 
 class Increments(dist.Distribution):
@@ -97,16 +99,16 @@ class Increments(dist.Distribution):
     def log_prob(self, value: ArrayLike, intermediates: list | None = None) -> Float[Array, "networks branches"]:
         """Log density of each increment."""
         del value, intermediates
-        found = jnp.zeros(self.batch_shape)
+        densities = jnp.zeros(self.batch_shape)
         for number in range(len(self.path.shapes)):
-            own = np.flatnonzero(np.asarray(self.path.part) == number)
+            branches = np.flatnonzero(np.asarray(self.path.part) == number)
             log_scale = self.log_factors[number]
             inside = jnp.abs(log_scale) <= LOG_FACTORS[-1]
-            at = interpolated(self.path.coefficients[:, own], jnp.where(inside, log_scale, 0.0))
-            log_factor = 2 * jnp.log(self.strengths[own])
-            density = at[..., 0] + at[..., 1] * log_factor + at[..., 2] * log_factor**2 + at[..., 3]
-            found = found.at[:, own].set(jnp.where(inside, density, -jnp.inf))
-        return found
+            terms = interpolated(self.path.coefficients[:, branches], jnp.where(inside, log_scale, 0.0))
+            log_factor = 2 * jnp.log(self.strengths[branches])
+            density = terms[..., 0] + terms[..., 1] * log_factor + terms[..., 2] * log_factor**2 + terms[..., 3]
+            densities = densities.at[:, branches].set(jnp.where(inside, density, -jnp.inf))
+        return densities
 
     def sample(self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """Zeros: the density has the observed increments in its coefficients."""

@@ -64,8 +64,8 @@ class LayerLaw(eqx.Module):
         """The law of one layer of finite width."""
         square = square_of(features.shape[1])
         theta = moments.drift.T
-        own = jnp.stack([moments.variance.T, moments.variance_mixing.T])
-        own_noise, own_mixing = jnp.sum(own[:, :, None, None] * features, axis=1)
+        weights = jnp.stack([moments.variance.T, moments.variance_mixing.T])
+        own_noise, own_mixing = jnp.sum(weights[:, :, None, None] * features, axis=1)
         return cls(
             theta[:2],
             jnp.sum(theta[2:, None, None] * more_drift, axis=0),
@@ -102,9 +102,9 @@ def layer_step(law: LayerLaw, V: Float[Array, "m m batch"]) -> LayerStep:
     delta, U = eigh(centred_gram(L)[1])
     Q, R = matmul(L, U), matmul(transpose(U), invert_lower(L))
     e = (delta[:, None] ** 2 + delta[None] ** 2) / tokens**2
-    common, own = law.noise + law.mixing * e, law.own_noise + law.own_mixing * e
-    share = own / (0.5 * common)  # their ratio is bounded by ½, and unchanged below half of that
-    variance = _variance_of_entries(law.h * (1 + equal) * (common + own * bounded(share)), law.power)
+    common, deviation = law.noise + law.mixing * e, law.own_noise + law.own_mixing * e
+    share = deviation / (0.5 * common)  # their ratio is bounded by ½, and unchanged below half of that
+    variance = _variance_of_entries(law.h * (1 + equal) * (common + deviation * bounded(share)), law.power)
     drift = law.drift[0] * attention_drift(V) + law.drift[1] * relu_drift(V)
     mean, square = _mean(law.h * conjugated(R, drift + law.more_drift), variance, law.power)
     return LayerStep(Q, R, U, mean, variance, square, total(jnp.log(diagonal(L))))

@@ -101,7 +101,7 @@ class EveryLayer(AbstractModel):
     """Networks observed at every layer; a program may make the layers itself, and need each network."""
 
     makes_layers: bool = False
-    each: bool = False
+    needs_networks: bool = False
 
     @property
     def takes_architecture(self) -> bool:
@@ -111,13 +111,13 @@ class EveryLayer(AbstractModel):
 
     @property
     def is_one_layer(self) -> bool:
-        return not self.makes_layers and not self.each
+        return not self.makes_layers and not self.needs_networks
 
     def takes(self, path: AbstractPath) -> bool:
         return not isinstance(path, PathStatistics) or path.group is None
 
     def pool(self, prepared: AbstractPath) -> AbstractPath:
-        return prepared.pooled() if isinstance(prepared, PathStatistics) and not self.each else prepared
+        return prepared.pooled() if isinstance(prepared, PathStatistics) and not self.needs_networks else prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,9 @@ def as_model(model: Callable[..., None]) -> AbstractModel:
 def _of_program(program: Callable[..., None]) -> EveryLayer:
     # One object per program: it is part of the keys of the caches of compiled functions.
     innermost = inside(program)
-    return EveryLayer(program, makes_layers=True, each=isinstance(innermost, EveryLayer) and innermost.each)
+    return EveryLayer(
+        program, makes_layers=True, needs_networks=isinstance(innermost, EveryLayer) and innermost.needs_networks
+    )
 
 
 def each_network(program: Callable[..., None]) -> EveryLayer:
@@ -179,4 +181,4 @@ def each_network(program: Callable[..., None]) -> EveryLayer:
     Returns:
         The model, for `fit` and for NumPyro.
     """
-    return dataclasses.replace(_of_program(program), each=True)
+    return dataclasses.replace(_of_program(program), needs_networks=True)

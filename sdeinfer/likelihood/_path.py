@@ -70,8 +70,8 @@ def no_adjustment(parameters: int, networks: int | None = None) -> Adjustment:
     """The identity adjustment; with it one compiled program serves adjusted and unadjusted likelihoods."""
     dtype, axes = jnp.result_type(float), () if networks is None else (networks,)
     values = (1.0, 0.0, np.zeros(parameters), np.eye(parameters), np.zeros(parameters), 0.0)
-    each = (np.broadcast_to(np.asarray(x, dtype), (*axes, *np.shape(x))) for x in values)
-    return Adjustment(*jax.device_put(list(each)))
+    arrays = (np.broadcast_to(np.asarray(x, dtype), (*axes, *np.shape(x))) for x in values)
+    return Adjustment(*jax.device_put(list(arrays)))
 
 
 def in_default_types[T](tree: T) -> T:
@@ -136,9 +136,9 @@ class AbstractPath(eqx.Module):
 
     def __getitem__(self, indices: Int[Array | np.ndarray, " some"]) -> "AbstractPath":
         """Some of the networks, as those of a plate with `subsample_size`; the indices may be traced."""
-        own = {name: getattr(self, name) for name in self.arrays}
-        own = {name: None if x is None else jnp.asarray(x)[indices] for name, x in own.items()}
-        return dataclasses.replace(self, **own)
+        fields = {name: getattr(self, name) for name in self.arrays}
+        fields = {name: None if x is None else jnp.asarray(x)[indices] for name, x in fields.items()}
+        return dataclasses.replace(self, **fields)
 
     def with_adjustment(self, adjustment: Adjustment) -> "AbstractPath":
         """The same data with another adjustment."""
@@ -153,8 +153,8 @@ class AbstractPath(eqx.Module):
         adjustment = self.adjustment
         if adjustment is not None and adjustment.centre.ndim > 1:
             adjustment = jax.tree.map(lambda x: x[self.width], adjustment)
-        own = {"widths": self.widths[self.width], "width": jnp.arange(self.networks), "adjustment": adjustment}
-        return dataclasses.replace(self, **own)
+        fields = {"widths": self.widths[self.width], "width": jnp.arange(self.networks), "adjustment": adjustment}
+        return dataclasses.replace(self, **fields)
 
 
 class Transitions(AbstractPath):
@@ -191,15 +191,15 @@ class Transitions(AbstractPath):
     def log_density(self, law: Limit | FiniteWidth, value: Any) -> Float[Array, " networks"]:
         """Log density of each network's V after the first layer, given V at the first."""
         networks, layers, tokens, _ = jnp.shape(value)
-        own = of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
-        own, width = jax.tree.map(lambda x: x[self.width], (own, self.widths))
+        laws = of_limits(law, len(self.widths)) if isinstance(law, Limit) else law
+        laws, width = jax.tree.map(lambda x: x[self.width], (laws, self.widths))
         batch = max(1, min(networks, 2**20 // (layers * tokens**4)))  # the largest arrays have m⁴ entries a transition
 
         @jax.checkpoint
         def of_network(network: tuple[Any, ...]) -> tuple[Array, Array]:
             return _log_density(*network, pattern=self.pattern, others=self.assumptions.other_terms)
 
-        density, constant = jax.lax.map(of_network, (own, width, jnp.asarray(value), self.used), batch_size=batch)
+        density, constant = jax.lax.map(of_network, (laws, width, jnp.asarray(value), self.used), batch_size=batch)
         dispersion = jnp.ones(()) if self.adjustment is None else self.adjustment.dispersion
         return constant + density / jnp.broadcast_to(dispersion, self.widths.shape)[self.width]
 

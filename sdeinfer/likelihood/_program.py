@@ -28,10 +28,10 @@ def layer_of_each(program: Callable[[Any], None], statistics: PathStatistics) ->
     return _observed_by(program, statistics)[0]
 
 
-def shared_layer(program: Callable[[Any], None], one: PathStatistics, two: PathStatistics) -> AbstractLayer:
+def shared_layer(program: Callable[[Any], None], single: PathStatistics, pair: PathStatistics) -> AbstractLayer:
     """The layer that a program of one layer for all networks observes, for statistics of one network and of two."""
-    (layer, shapes), (_, others) = (_observed_by(program, each) for each in (one, two))
-    name, of_each = name_of(program), [site for site in shapes if shapes[site] != others.get(site)]
+    (layer, shapes), (_, pair_shapes) = (_observed_by(program, statistics) for statistics in (single, pair))
+    name, of_each = name_of(program), [site for site in shapes if shapes[site] != pair_shapes.get(site)]
     if any(leaf.ndim for leaf in jax.tree.leaves(layer)):
         of_each.append("the layer")
     if layer is None or of_each:
@@ -83,10 +83,10 @@ def _require_observed(program: Callable[[Any], None], trace: Trace, networks: in
     laws = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
     if not any(map(observes_path, trace.values())) and not any(isinstance(law, Unit) for law in laws):
         raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
-    each = {site: _paths_in(trace[site]["fn"])[0].path.networks for site in trace if observes_path(trace[site])}
-    if len(each) > 1 and sum(each.values()) > networks:
+    counts = {site: _paths_in(trace[site]["fn"])[0].path.networks for site in trace if observes_path(trace[site])}
+    if len(counts) > 1 and sum(counts.values()) > networks:
         raise InputError(
-            f"model: {name} observes networks twice, at {' and '.join(each)}: observe all at one site, or some at "
+            f"model: {name} observes networks twice, at {' and '.join(counts)}: observe all at one site, or some at "
             "each, by path[indices]"
         )
     namesake = trace.get(PATH)
@@ -104,13 +104,17 @@ def _require_fittable(name: str, site: Mapping[str, Any]) -> None:
         )
     if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
         return
-    own, law = f"model: {site['name']} of {name}", _unwrapped(site["fn"])
+    subject, law = f"model: {site['name']} of {name}", _unwrapped(site["fn"])
     if _paths_in(law):
-        raise InputError(f"{own} is not observed: obs=path.observed is needed, and instead of obs_mask fewer networks")
+        raise InputError(
+            f"{subject} is not observed: obs=path.observed is needed, and instead of obs_mask fewer networks"
+        )
     if law.support.is_discrete:
-        raise InputError(f"{own} is discrete, and has no gradient: sum it out, by a MixtureGeneral or numpyro.factor")
+        raise InputError(
+            f"{subject} is discrete, and has no gradient: sum it out, by a MixtureGeneral or numpyro.factor"
+        )
     if isinstance(law, ImproperUniform):
-        raise InputError(f"{own} has an improper prior, which cannot be drawn")
+        raise InputError(f"{subject} has an improper prior, which cannot be drawn")
 
 
 def observes_path(site: Mapping[str, Any]) -> bool:
@@ -130,14 +134,14 @@ def layer_in(trace: Mapping[str, dict[str, Any]]) -> AbstractLayer | None:
 def _paths_in(distribution: Any) -> list[FullPath]:
     """The laws of paths in a distribution."""
     base = _unwrapped(distribution)
-    each = [_unwrapped(part) for part in getattr(base, "component_distributions", [base])]
-    return [part for part in each if isinstance(part, FullPath)]
+    components = [_unwrapped(part) for part in getattr(base, "component_distributions", [base])]
+    return [part for part in components if isinstance(part, FullPath)]
 
 
 def _shape_of_mask(distribution: Any) -> tuple[int, ...]:
     """The shape of the mask of a distribution, with those of what it wraps; of no mask or one of one number ()."""
-    here = jnp.shape(distribution._mask if isinstance(distribution, MaskedDistribution) else True)
-    return here + (_shape_of_mask(distribution.base_dist) if hasattr(distribution, "base_dist") else ())
+    shape = jnp.shape(distribution._mask if isinstance(distribution, MaskedDistribution) else True)
+    return shape + (_shape_of_mask(distribution.base_dist) if hasattr(distribution, "base_dist") else ())
 
 
 def _unwrapped(distribution: Any) -> Any:

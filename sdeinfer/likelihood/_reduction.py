@@ -109,8 +109,8 @@ def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
 def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means of the variance features, and e and G, over a sample of the transitions."""
     sample = path.thinned(BLOCK)
-    each = list(sample.over_blocks(sample.terms))
-    variance, mixing = np.concatenate([x.variance for x in each]), np.concatenate([x.mixing for x in each])
+    blocks = list(sample.over_blocks(sample.terms))
+    variance, mixing = np.concatenate([x.variance for x in blocks]), np.concatenate([x.mixing for x in blocks])
     return variance.mean(axis=0), mixing, variance[:, ATTENTION_NEXT]
 
 
@@ -152,11 +152,11 @@ def path_statistics(
     if pooled:
         sums = sums_of(path, layout=layout, widths=widths)
         return statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=assumptions)
-    own = {"width": width, "initial": path.covariance[:, 0]}
-    found = statistics_of_sums(
-        sums_of(path, layout=layout), layout, widths, pattern=path.pattern, assumptions=assumptions, **own
+    of_networks = {"width": width, "initial": path.covariance[:, 0]}
+    statistics = statistics_of_sums(
+        sums_of(path, layout=layout), layout, widths, pattern=path.pattern, assumptions=assumptions, **of_networks
     )
-    return dataclasses.replace(found, depth=int(path.gap.sum()))
+    return dataclasses.replace(statistics, depth=int(path.gap.sum()))
 
 
 type Sums = tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]
@@ -175,8 +175,8 @@ def statistics_of_sums(
     """The statistics of sums over the transitions of each width, or of each network with its `width` and `initial`."""
     weights, constant = np.require(sums[0], requirements="W"), sums[1]
     to_nodes = _moments_to_nodes(layout.nodes)
-    for own in weights:  # one at a time: the product is a copy
-        own[..., 1:] @= to_nodes
+    for group in weights:  # one at a time: the product is a copy
+        group[..., 1:] @= to_nodes
     statistics = dict(
         weights=weights.swapaxes(1, 2),
         nodes=layout.points,
@@ -201,7 +201,7 @@ def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] 
     for block, terms in path.over_blocks(lambda block: (block, path.terms(block))):
         require_finite(vars(terms), path.first + path.network[block])
         np.add.at(constant, group[block], terms.log_jacobian - p * math.log(2 * math.pi) / 2)
-        data, e = _rows(terms), terms.mixing
+        data, e = _summands(terms), terms.mixing
         zero = at_zero(e)
         x = (np.log(np.where(zero, 1.0, e)) - np.where(zero, 0.0, layout.middle)) / layout.half_width
         x, away = np.ascontiguousarray(x.T), np.ascontiguousarray(~zero.T)
@@ -228,7 +228,7 @@ def _chebyshev(x: np.ndarray, away: np.ndarray, nodes: int) -> Float[np.ndarray,
     return T
 
 
-def _rows(terms: Terms) -> np.ndarray:
+def _summands(terms: Terms) -> np.ndarray:
     """The summands of each row, shape (p, transitions, rows)."""
     b = np.concatenate([terms.increments[:, None], terms.drift], axis=1)
     rows = np.stack([np.ones_like(b[:, 0]), *(b[:, s] * b[:, t] for s, t in quadratic_pairs(b.shape[1] - 1))], axis=1)

@@ -110,9 +110,9 @@ class PathStatistics(AbstractPath):
 
     def by_network(self) -> "PathStatistics":
         """The same data with one width, group and adjustment per network."""
-        found = AbstractPath.by_network(dataclasses.replace(self, group=None))
+        statistics = AbstractPath.by_network(dataclasses.replace(self, group=None))
         group = None if self.group is None else self.group_of_network
-        return dataclasses.replace(found, group=group)  # pyright: ignore[reportReturnType]
+        return dataclasses.replace(statistics, group=group)  # pyright: ignore[reportReturnType]
 
     def in_groups(self, groups: Groups) -> "PathStatistics":
         """The same data with one width for each pair of a group and a width."""
@@ -210,14 +210,14 @@ def _contracted_on_host(
     """`kernel` times the statistics of each network, by one product of matrices for each width."""
     rows, points = weights.reshape(len(weights), -1), variance.shape[:-3]
     kernels = np.empty((*points, *weights.shape[1:]), variance.dtype)
-    found = np.empty((*points, len(rows)), variance.dtype)
+    values = np.empty((*points, len(rows)), variance.dtype)
     for number in range(variance.shape[-3]):
         np.log(variance[..., number, :, :], out=kernels[..., 0, :, :])
         inverse = 1 / variance[..., number, None, :, :]
         np.multiply(quadratic[..., number, :, None, None], inverse, out=kernels[..., 1:, :, :])
         members = np.flatnonzero(np.asarray(width) == number)
-        found[..., members] = kernels.reshape(*points, -1) @ rows[members].T
-    return found
+        values[..., members] = kernels.reshape(*points, -1) @ rows[members].T
+    return values
 
 
 def _value_and_slopes(

@@ -59,26 +59,26 @@ def terms_of(
     """Terms of transitions from V to `after` over steps h; NumPy handles NumPy arrays, JAX differentiates."""
     xp, (rows, columns) = V.__array_namespace__(), pairs(V.shape[-1])
     root, step = np.where(rows == columns, math.sqrt(2), 1.0).astype(V.dtype), xp.sqrt(h)[:, None]
-    at, drift = coordinates(V, pattern), drift_terms(V, pattern, others)
-    moved = vech(at.whiten(xp.concatenate([(after - V)[None], drift]))) / root
+    spectrum, drift = coordinates(V, pattern), drift_terms(V, pattern, others)
+    moved = vech(spectrum.whiten(xp.concatenate([(after - V)[None], drift]))) / root
     return Terms(
         increments=moved[0] / step,
         drift=(moved[1:] * step).swapaxes(0, 1),
-        mixing=at.mixing,
-        variance=variance_terms(V, at, drift, pattern).swapaxes(0, 1),
-        log_jacobian=-(V.shape[-1] + 1) * at.log_volume - xp.log(root * step).sum(axis=1),
+        mixing=spectrum.mixing,
+        variance=variance_terms(V, spectrum, drift, pattern).swapaxes(0, 1),
+        log_jacobian=-(V.shape[-1] + 1) * spectrum.log_volume - xp.log(root * step).sum(axis=1),
     )
 
 
 def increments_of(
-    at: Spectrum | PatternSpectrum,
-    which: Int[np.ndarray, " draws"],
+    spectrum: Spectrum | PatternSpectrum,
+    indices: Int[np.ndarray, " draws"],
     dV: Float[np.ndarray, "draws m m"],
     width: Float[np.ndarray, " draws"],
 ) -> Float[np.ndarray, "draws p"]:
     """The increments z of `Terms` for changes dV by one layer, in the coordinates of the starts with these indices."""
     rows, columns = pairs(dV.shape[-1])
-    chosen = jax.tree.map(lambda x: x[which], at)
+    chosen = jax.tree.map(lambda x: x[indices], spectrum)
     return vech(chosen.whiten(dV)) * np.sqrt(width[:, None] / np.where(rows == columns, 2.0, 1.0))
 
 
@@ -94,20 +94,20 @@ def remembered_terms(
     hashed = hashlib.blake2b(b"".join(np.ascontiguousarray(x).tobytes() for x in (V, after, h)))
     hashed.update(repr((pattern, others, V.shape, V.dtype)).encode())
     key = hashed.digest()
-    found = REMEMBERED.pop(key, None)
-    REMEMBERED[key] = terms_of(V, after, h, pattern=pattern, others=others) if found is None else found
+    terms = REMEMBERED.pop(key, None)
+    REMEMBERED[key] = terms_of(V, after, h, pattern=pattern, others=others) if terms is None else terms
     while len(REMEMBERED) > 32:  # of at most 12 MB each, see `Path.blocks`
         REMEMBERED.popitem(last=False)
     return REMEMBERED[key]
 
 
-def in_blocks[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *more: np.ndarray) -> T:
+def over_covariances[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *arrays: np.ndarray) -> T:
     """Apply a function to blocks of V and the other arrays, and concatenate the results."""
     size = max(1, ENTRIES // V.shape[-1] ** 3)
     # Callers raise an error that names the network if terms overflow.
     with np.errstate(all="ignore"):
-        parts = [function(*(x[start : start + size] for x in (V, *more))) for start in range(0, len(V), size)]
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: np.concatenate(each), *parts)
+        parts = [function(*(x[start : start + size] for x in (V, *arrays))) for start in range(0, len(V), size)]
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class Moments(eqx.Module):
@@ -212,17 +212,17 @@ def laws_on_host(
     features = (len(VARIANCE_FEATURES),)
     axes: dict[str, tuple[int, ...]] = {"variance": features, "variance_mixing": features}
 
-    def at(layer: AbstractLayer, width: np.floating) -> FiniteWidth:
-        found = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
+    def of_width(layer: AbstractLayer, width: np.floating) -> FiniteWidth:
+        coefficients = layer.finite_width(width) if law == "finite-width" else FiniteWidth.of_limit(layer.limit())
         # A coefficient may be the same at all points.
-        shapes = {name: (len(u), *axes.get(name, ())) for name in vars(found)}
-        each = {
-            name: jax.tree.map(partial(np.broadcast_to, shape=shape), getattr(found, name))
+        shapes = {name: (len(u), *axes.get(name, ())) for name in vars(coefficients)}
+        fields = {
+            name: jax.tree.map(partial(np.broadcast_to, shape=shape), getattr(coefficients, name))
             for name, shape in shapes.items()
         }
-        return FiniteWidth(**each)
+        return FiniteWidth(**fields)
 
     # Without it parameters in float64 would become arrays of JAX, in float32.
     with jax.enable_x64(True):  # noqa: FBT003
         layer = kind.with_coordinates(np.asarray(u, float).T)
-        return jax.tree.map(lambda *each: np.stack(each, axis=1), *(at(layer, width) for width in widths))
+        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *(of_width(layer, width) for width in widths))

@@ -19,7 +19,7 @@ from sdeinfer.covariance._matrix import singular
 from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.layers._finite_width import drift_terms, variance_terms
-from sdeinfer.likelihood._terms import Terms, in_blocks, remembered_terms, terms_of
+from sdeinfer.likelihood._terms import Terms, over_covariances, remembered_terms, terms_of
 from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import outputs_of
 from sdeinfer.terms import AbstractTerm
@@ -66,15 +66,15 @@ class Path:
         h = self.gap[self.layer[chosen]] / self.width[self.network[chosen]]
         cheap = self.pattern.everything and self.tokens < MANY_TOKENS
         function = partial(terms_of if cheap else remembered_terms, pattern=self.pattern, others=self.others)
-        return in_blocks(function, self.starts(chosen), self.ends(chosen), h)
+        return over_covariances(function, self.starts(chosen), self.ends(chosen), h)
 
     def coordinates(self, chosen: slice | np.ndarray) -> Spectrum | PatternSpectrum:
         """Spectral coordinates at the starts of transitions, stacked along a leading axis."""
-        return in_blocks(partial(coordinates, pattern=self.pattern), self.starts(chosen))
+        return over_covariances(partial(coordinates, pattern=self.pattern), self.starts(chosen))
 
     def mixing(self, chosen: slice | np.ndarray) -> Float[np.ndarray, "transitions p"]:
         """The e of transitions, without their other terms."""
-        return in_blocks(lambda V: np.asarray(coordinates(V, self.pattern).mixing), self.starts(chosen))
+        return over_covariances(lambda V: np.asarray(coordinates(V, self.pattern).mixing), self.starts(chosen))
 
     def next_order(
         self,
@@ -85,7 +85,7 @@ class Path:
             drift = drift_terms(V)
             return drift[2:].swapaxes(0, 1), variance_terms(V, coordinates(V), drift).swapaxes(0, 1)
 
-        return in_blocks(terms, self.starts(slice(None)))
+        return over_covariances(terms, self.starts(slice(None)))
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of indices of all transitions."""
@@ -102,10 +102,10 @@ class Path:
             ahead = collections.deque(pool.submit(function, block) for block in blocks[:cores])
             for number in range(len(blocks)):
                 done(number / len(blocks))
-                found = ahead.popleft().result()
+                result = ahead.popleft().result()
                 if number + cores < len(blocks):
                     ahead.append(pool.submit(function, blocks[number + cores]))
-                yield found
+                yield result
 
     def take(self, indices: np.ndarray) -> "Path":
         """The transitions with the given indices, in ascending order."""
@@ -137,10 +137,10 @@ class Path:
 
     def of_networks(self, networks: np.ndarray) -> "Path":
         """The transitions of the networks with the given ascending indices; the networks are renumbered."""
-        mine = np.isin(self.network, networks)
-        network = np.searchsorted(networks, self.network[mine])
-        own = {"covariance": self.covariance[networks], "width": self.width[networks], "network": network}
-        return dataclasses.replace(self, **own, layer=self.layer[mine], first=0)
+        members = np.isin(self.network, networks)
+        network = np.searchsorted(networks, self.network[members])
+        fields = {"covariance": self.covariance[networks], "width": self.width[networks], "network": network}
+        return dataclasses.replace(self, **fields, layer=self.layer[members], first=0)
 
     def thinned(self, count: int) -> "Path":
         """At most `count` of the transitions; which ones does not depend on the order of networks and tokens."""
@@ -160,8 +160,8 @@ USED = "used"
 def with_pattern(data: xr.Dataset, pattern: Pattern) -> xr.Dataset:
     """The Dataset with the coordinates of an attention pattern."""
     pattern.mask(data.sizes["token_a"])
-    other = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
-    return data.drop_attrs(deep=False).assign_attrs({**other, **pattern.attributes()})
+    attributes = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
+    return data.drop_attrs(deep=False).assign_attrs({**attributes, **pattern.attributes()})
 
 
 def used_of(data: xr.Dataset) -> Bool[np.ndarray, "networks transitions"]:

@@ -53,8 +53,8 @@ def plateaus(ts: ArrayLike, counts: ArrayLike, *, lasting: float = 1.0) -> list[
     times, counts = np.asarray(ts, float), np.asarray(counts)
     starts = np.flatnonzero(np.diff(counts, prepend=counts[0] - 1))
     ends = np.append(starts[1:], len(counts) - 1)
-    found = [Plateau(int(counts[i]), float(times[i]), float(times[j])) for i, j in zip(starts, ends, strict=True)]
-    return [p for p in found if lasting == 1 or p.end >= lasting * p.start > 0]
+    intervals = [Plateau(int(counts[i]), float(times[i]), float(times[j])) for i, j in zip(starts, ends, strict=True)]
+    return [p for p in intervals if lasting == 1 or p.end >= lasting * p.start > 0]
 
 
 def peaks(tokens: ArrayLike, beta: float) -> Int[np.ndarray, "*times"]:

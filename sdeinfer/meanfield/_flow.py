@@ -161,10 +161,10 @@ def _per_head(name: str, matrix: ArrayLike | None, heads: int) -> Float[Array, "
     if matrix is None:
         return None
     given = jnp.asarray(matrix)
-    found = given[None] if given.ndim == 2 else given
-    if found.ndim != 3 or found.shape[1] != found.shape[2] or found.shape[0] not in (1, heads):
+    matrices = given[None] if given.ndim == 2 else given
+    if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.shape[0] not in (1, heads):
         raise InputError(f"{name}: shape (D, D) or ({heads}, D, D) is needed, got {given.shape}")
-    return found
+    return matrices
 
 
 def _masses(tokens: Float[Array, "n D"], weights: Float[Array, " n"] | None) -> Float[Array, " n"]:

@@ -134,8 +134,8 @@ class NoisyLayers(dist.Distribution):
         def draw(key: PRNGKeyArray) -> Array:
             return jnp.moveaxis(jax.lax.scan(layer, self.path.initial, jr.split(key, self.path.depth))[1], 0, 1)
 
-        found = jax.lax.map(draw, jr.split(key, int(np.prod(sample_shape))))
-        return found.reshape(*sample_shape, *found.shape[1:])
+        networks = jax.lax.map(draw, jr.split(key, int(np.prod(sample_shape))))
+        return networks.reshape(*sample_shape, *networks.shape[1:])
 
     def _moved(self, x: Float[Array, "sets n D"]) -> Float[Array, "sets n D"]:
         return jax.vmap(lambda x: self.flow.layer(x, self.step, normalise=False))(x)
@@ -212,23 +212,23 @@ class Tokens(AbstractProblem):
         chains = len(samples["noise"])
         chosen = {name: jnp.asarray(values[:, draws].reshape(-1)) for name, values in samples.items()}
         keys = jr.split(key, chains * len(draws))
-        tokens = np.asarray(_simulated(self.model, prepared.each.unobserved(), chosen, keys))
-        found = xr.Dataset({"tokens": (("draw", *TOKEN_DIMS), tokens)})
-        return labelled(found.assign_coords(prepared.kept.isel(layer=slice(1, None)).coords), chains, draws)
+        tokens = np.asarray(_simulated(self.model, prepared.networks.unobserved(), chosen, keys))
+        dataset = xr.Dataset({"tokens": (("draw", *TOKEN_DIMS), tokens)})
+        return labelled(dataset.assign_coords(prepared.data.isel(layer=slice(1, None)).coords), chains, draws)
 
     def labels(self, prepared: Prepared) -> Labels:
         """Parameters are numbers; a network has a density."""
-        return Labels({}, {"tokens": [NETWORK]}, [], {NETWORK: prepared.kept[NETWORK].values})
+        return Labels({}, {"tokens": [NETWORK]}, [], {NETWORK: prepared.data[NETWORK].values})
 
     def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
         """The tokens after the first layer, and the first ones."""
-        tokens = prepared.kept["tokens"]
+        tokens = prepared.data["tokens"]
         first = tokens.isel(layer=0).rename("initial").to_dataset()
         return {"observed_data": tokens.isel(layer=slice(1, None)).to_dataset(), "constant_data": first}
 
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
         """Also the score tests of the law at the posterior means, for `check`."""
-        path, samples = prepared.each, draws.samples
+        path, samples = prepared.networks, draws.samples
         beta, step, noise = (np.mean(samples[name]) for name in PARAMETERS.sampled)
         sds = {name: float(np.log(samples[name]).std()) for name in PARAMETERS.sampled if name not in self.fixed}
         tests = score_tests(NoisyLayers(path.flow_at(beta), step, noise, path), path.observed, sds)

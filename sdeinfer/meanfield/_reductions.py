@@ -70,14 +70,14 @@ def solve_circle(
         raise InputError("density: must be positive with integral 1 over the circle")
     # Steps vanish where the clusters are too narrow; a density that the points resolve takes some hundred.
     limits = {"max_steps": 4096, "throw": False}
-    found, successful = integrate(
+    densities, successful = integrate(
         _density_field, rho, ts, continuum, solver=diffrax.Tsit5(), rtol=rtol, atol=rtol, **limits
     )
-    modes = jnp.abs(jnp.fft.rfft(found))
-    kept = _kept(modes.shape[-1])
-    highest = modes[:, kept * 3 // 4 : kept].max()
+    modes = jnp.abs(jnp.fft.rfft(densities))
+    count = _kept(modes.shape[-1])
+    highest = modes[:, count * 3 // 4 : count].max()
     return eqx.error_if(
-        found,
+        densities,
         ~(highest <= 1e-6 * modes[:, 0].min()) | ~successful,
         "the clusters are too narrow for this number of points: use more points, or earlier times",
     )

@@ -69,10 +69,10 @@ def score_tests(law: Any, tokens: Float[Array, "networks layers n D"], sds: Mapp
     ]
     # The pull moves the step and β themselves, by as many posterior sds as its score has.
     rows[0]["move"] = math.sqrt(rows[0]["statistic"])
-    found: dict[str, Any] = {name: ("direction", [row[name] for row in rows]) for name in rows[0]}
-    found["of_noise"] = "direction", [name == "common" for name in CAUSES]
-    found["cause"] = "direction", [*CAUSES.values()]
-    return xr.Dataset(found, {"direction": list(CAUSES)})
+    columns: dict[str, Any] = {name: ("direction", [row[name] for row in rows]) for name in rows[0]}
+    columns["of_noise"] = "direction", [name == "common" for name in CAUSES]
+    columns["cause"] = "direction", [*CAUSES.values()]
+    return xr.Dataset(columns, {"direction": list(CAUSES)})
 
 
 @eqx.filter_jit
@@ -80,8 +80,8 @@ def _of_layers(law: Any, tokens: Float[Array, "networks layers n D"]) -> tuple[A
     """Means; their slopes by log β and log step; the means of attention; and branches at β = 1, 4 and 16."""
 
     def means(logs: Array) -> Array:
-        own = (law.flow.beta * jnp.exp(logs[0]), law.step * jnp.exp(logs[1]))
-        return eqx.tree_at(lambda law: (law.flow.beta, law.step), law, own).means(tokens)
+        values = (law.flow.beta * jnp.exp(logs[0]), law.step * jnp.exp(logs[1]))
+        return eqx.tree_at(lambda law: (law.flow.beta, law.step), law, values).means(tokens)
 
     def branches(beta: Array) -> Array:
         flow = eqx.tree_at(lambda flow: flow.beta, law.flow, beta)
@@ -131,8 +131,8 @@ def _directions(
     along = np.einsum("klid,klic->kldc", e, points)
     pairs = [(e.sum(axis=2) ** 2).sum(-1) - (e**2).sum((-1, -2))]
     pairs.append((along**2).sum((-1, -2)) - ((e**2).sum(-1) * (points**2).sum(-1)).sum(-1))
-    found = {"pull": np.einsum("klid,klibd->klib", e, pulls)} | with_fitted | {"common": np.stack(pairs, axis=-1)}
-    return {name: scores.reshape(-1, scores.shape[-1]) for name, scores in found.items()}
+    directions = {"pull": np.einsum("klid,klibd->klib", e, pulls)} | with_fitted | {"common": np.stack(pairs, axis=-1)}
+    return {name: scores.reshape(-1, scores.shape[-1]) for name, scores in directions.items()}
 
 
 def _products(a: Float[np.ndarray, "*units k"], b: Float[np.ndarray, "*units l"]) -> Float[np.ndarray, "*units kl"]:
@@ -151,9 +151,9 @@ def _tested(
     # pinv: a fixed parameter has no score.
     regression = np.linalg.pinv(second[k:, k:], hermitian=True) @ second[k:, :k]
     given = second[:k, :k] - second[:k, k:] @ regression
-    rest = total[:k] - total[k:] @ regression
-    size = np.linalg.pinv(given, hermitian=True, rcond=1e-8) @ rest
-    statistic, dof = float(rest @ size), int(np.linalg.matrix_rank(given, hermitian=True, tol=1e-8 * given.max()))
+    residual = total[:k] - total[k:] @ regression
+    size = np.linalg.pinv(given, hermitian=True, rcond=1e-8) @ residual
+    statistic, dof = float(residual @ size), int(np.linalg.matrix_rank(given, hermitian=True, tol=1e-8 * given.max()))
     effect = float(np.sqrt(max(statistic - dof, 0.0) / (len(scores) * components)))
     moves = [abs(move) / sd for move, sd in zip(regression @ size, sds, strict=True) if sd]
     p = float(stats.chi2.sf(statistic, dof))

@@ -24,8 +24,8 @@ class OnSphere(diffrax.Tsit5):
     """
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):  # pyright: ignore[reportIncompatibleMethodOverride]
-        y1, *rest = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
-        return on_sphere(y1), *rest
+        y1, *outcome = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
+        return on_sphere(y1), *outcome
 
 
 def solve(
@@ -52,8 +52,8 @@ def solve(
     x = start_of(flow, tokens)
     usual = 1e-7 if jnp.finfo(x.dtype).bits == 64 else 1e-5
     rtol, atol = (usual if rtol is None else rtol), (usual / 10 if atol is None else atol)
-    found, _ = integrate(_field, x, ts, (flow, weights), solver=OnSphere(), rtol=rtol, atol=atol, max_steps=max_steps)
-    return on_sphere(found)
+    path, _ = integrate(_field, x, ts, (flow, weights), solver=OnSphere(), rtol=rtol, atol=atol, max_steps=max_steps)
+    return on_sphere(path)
 
 
 def _field(t, x, args):

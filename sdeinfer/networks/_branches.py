@@ -77,16 +77,16 @@ def _increments(
         keys = jr.split(jr.fold_in(key_layers, number), len(blocks))
         if isinstance(of_depth, Parallel):
             read = [block.read(X) for block in blocks]
-            added = [block.increment(U, key=own) for block, U, own in zip(blocks, read, keys, strict=True)]
+            added = [block.increment(U, key=block_key) for block, U, block_key in zip(blocks, read, keys, strict=True)]
             return of_depth.with_increments(X, added), (read, added)
         read, added = [], []
-        for block, own in zip(blocks, keys, strict=True):
+        for block, block_key in zip(blocks, keys, strict=True):
             read.append(block.read(X))
-            added.append(block.increment(read[-1], key=own))
+            added.append(block.increment(read[-1], key=block_key))
             X = block.with_increment(X, added[-1])
         return X, (read, added)
 
     X = tokens_with_covariance(V0, width=width, key=key_start)
     _, (read, added) = jax.lax.scan(one_layer, X, jnp.arange(depth))
-    flat = [jnp.stack(each, axis=1).reshape(-1, len(V0), width) for each in (read, added)]
+    flat = [jnp.stack(arrays, axis=1).reshape(-1, len(V0), width) for arrays in (read, added)]
     return flat[0], flat[1]

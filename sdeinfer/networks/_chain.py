@@ -53,9 +53,9 @@ def covariance_chain(
     networks = keys.high.shape[0]
 
     def one_layer(number, V):
-        here = layer.at(layer_time(number, width, V.dtype))
+        current_layer = layer.at(layer_time(number, width, V.dtype))
         joint = {"tangents": True} if tangents else {}  # a custom layer may know no tangents
-        return here.forward_covariance(V, width=width, keys=key_layers.fold_in(number), **joint)
+        return current_layer.forward_covariance(V, width=width, keys=key_layers.fold_in(number), **joint)
 
     def observed(number, state):
         V, path = state
@@ -85,11 +85,11 @@ def host_chain(
     V = _initial_blocks(np.moveaxis(V0, 0, -1)[:, :, None], layer.column_blocks, width, start)
     path = np.empty((len(V0), observed + 1, *V0.shape[1:]), V0.dtype)
     path[:, 0] = V0
-    here, parts = None, layer
+    current_layer, parts = None, layer
     for number in range(observed * observe_every):
-        before, here = here, layer.at(layer_time(np.int32(number), width, V.dtype))
-        if here is not before:
-            parts = jax.tree.map(lambda value: np.asarray(value, V0.dtype), _in_parts(here))
+        before, current_layer = current_layer, layer.at(layer_time(np.int32(number), width, V.dtype))
+        if current_layer is not before:
+            parts = jax.tree.map(lambda value: np.asarray(value, V0.dtype), _in_parts(current_layer))
         V = parts.forward_covariance(V, width=width, keys=layers.fold_in(number))
         if (number + 1) % observe_every == 0:
             full: Any = whole(V)[:, :, 0]

@@ -120,8 +120,8 @@ def _gradients_batch(layer, V0, keys, recorded, *, width, depth, cotangents):
         key_tokens, key_layers, key_cotangents = jr.split(key, 3)
 
         def forward(X, number):
-            here = layer.at(layer_time(number, width, X.dtype))
-            return here.forward(X, key=jr.fold_in(key_layers, number)), X
+            current_layer = layer.at(layer_time(number, width, X.dtype))
+            return current_layer.forward(X, key=jr.fold_in(key_layers, number)), X
 
         def backward(gradients, layer_and_input):
             number, X = layer_and_input
@@ -151,8 +151,8 @@ def _check(layer, V0, *, width: int, **sizes: int) -> tuple[AbstractLayer, np.nd
     V0, layer = validate_covariance(V0), check_parameters(layer)
     of_tangents = "observe_every" in sizes
     if width < len(V0) * (1 + of_tangents):
-        what = "tokens and their tangents" if of_tangents else "tokens"
-        raise InputError(f"width: {len(V0)} {what} need a width of at least {len(V0) * (1 + of_tangents)}, got {width}")
+        rows = "tokens and their tangents" if of_tangents else "tokens"
+        raise InputError(f"width: {len(V0)} {rows} need a width of at least {len(V0) * (1 + of_tangents)}, got {width}")
     layer.check_width(width)
     return layer, V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
 

@@ -197,9 +197,9 @@ def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, roo
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:
     covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}
-    for own, keys, fresh in batches(networks, WEIGHTS_IN_MEMORY // width**2, key):
-        covariance[own] = np.asarray(weights_batch(layer, V0, keys, **sizes))[fresh]
-        done(own.stop - own.start)
+    for batch, keys, fresh in batches(networks, WEIGHTS_IN_MEMORY // width**2, key):
+        covariance[batch] = np.asarray(weights_batch(layer, V0, keys, **sizes))[fresh]
+        done(batch.stop - batch.start)
     return covariance
 
 
@@ -220,8 +220,8 @@ def weights_batch(layer, V0, keys, D0=None, *, width, observe_every, observed):
         key_tokens, key_layers = jr.split(key)
 
         def one_layer(number, state):
-            here = layer.at(layer_time(number, width, V0.dtype))
-            forward = functools.partial(here.forward, key=jr.fold_in(key_layers, number))
+            current_layer = layer.at(layer_time(number, width, V0.dtype))
+            forward = functools.partial(current_layer.forward, key=jr.fold_in(key_layers, number))
             return (forward(state[0]),) if D0 is None else jax.jvp(forward, state[:1], state[1:])
 
         def block(state, number):
@@ -259,13 +259,13 @@ def sample_layer(
     starts = V.astype(jnp.result_type(float))
     ends = np.empty_like(starts)
     for n in np.unique(width):
-        mine = np.flatnonzero(width == n)
+        members = np.flatnonzero(width == n)
         try:
             check_chain_width(layer, tokens=V.shape[-1], width=int(n))
         except InputError:
             return None
-        own = jr.fold_in(key, np.uint32(n))
-        ends[mine] = sample_chains(layer, starts[mine], width=int(n), observed=1, key=own)[:, 1]
+        width_key = jr.fold_in(key, np.uint32(n))
+        ends[members] = sample_chains(layer, starts[members], width=int(n), observed=1, key=width_key)[:, 1]
     return ends
 
 

@@ -35,9 +35,9 @@ def as_array(values: Any, name: str) -> np.ndarray:
     if isinstance(values, Mapping):
         raise InputError(f"{name}: an array is needed, got a dict of {', '.join(map(str, values)) or 'nothing'}")
     values = _on_host(values, name)
-    if isinstance(values, list | tuple) and any(isinstance(each, Shaped) for each in values):
-        values = [as_array(each, name) for each in values]
-        shapes = list(dict.fromkeys(each.shape for each in values))
+    if isinstance(values, list | tuple) and any(isinstance(value, Shaped) for value in values):
+        values = [as_array(value, name) for value in values]
+        shapes = list(dict.fromkeys(value.shape for value in values))
         if len(shapes) > 1:
             raise InputError(f"{name}: a list of arrays of one shape is needed, got {shapes[0]} and {shapes[1]}")
     masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
@@ -72,8 +72,8 @@ def in_order(array: xr.DataArray, names: tuple[str, ...], where: str) -> xr.Data
 def labels_of_networks(array: Any) -> dict[Any, Any]:
     """The coordinates of networks that an array brings, such as labels and groups; none of other arrays."""
     coords = array.coords if isinstance(array, xr.DataArray) else {}
-    own = {name: each for name, each in coords.items() if each.dims == ("network",) and name != "width"}
-    return {name: ("network", each.values) for name, each in own.items()}
+    labels = {name: coord for name, coord in coords.items() if coord.dims == ("network",) and name != "width"}
+    return {name: ("network", coord.values) for name, coord in labels.items()}
 
 
 def library(name: str, extra: str | None = None) -> Any:

@@ -50,7 +50,7 @@ class BranchObserver:
         self._reader = TokenReader(width=width, tokens=tokens, pattern=pattern)
         self._labels: list[tuple[str, str]] = []
         self._increments: list[np.ndarray] = []
-        self._found: list[dict[str, Any]] = []
+        self._moments: list[dict[str, Any]] = []
 
     def add(self, input: Any, increment: Any, *, kind: str, name: str | None = None) -> None:
         """Reduce the next branch.
@@ -65,7 +65,7 @@ class BranchObserver:
             InputError: for shapes that differ, fewer features than tokens, numbers that are not finite, half precision,
                 and increments of linearly dependent tokens.
         """
-        number = len(self._found)
+        number = len(self._moments)
         name = f"{kind}.{number}" if name is None else name
         where = f"network {self.network}, branch {number} ({name})"
         U, D = self._read(input, f"input: {where}"), self._read(increment, f"increment: {where}")
@@ -74,7 +74,7 @@ class BranchObserver:
         require_regular(S, where)
         norms = np.sum(D * np.linalg.solve(S, D), axis=0)
         self._increments.append(D)
-        self._found.append(
+        self._moments.append(
             {
                 "input": U @ U.T / n,
                 "mean": U.mean(axis=1),
@@ -92,13 +92,13 @@ class BranchObserver:
         Raises:
             InputError: without a branch, and see `validate_branches`.
         """
-        if not self._found:
+        if not self._moments:
             raise InputError("branches: no branch was given")
         names = ("input", "mean", "cross", "increment", "kurtosis")
-        stacked = {name: np.stack([each[name] for each in self._found])[None] for name in names}
-        between = np.empty((len(self._found), *stacked["increment"].shape[1:]))
-        for b, each in enumerate(self._found):
-            for c, matrix in enumerate(each["between"]):
+        stacked = {name: np.stack([moments[name] for moments in self._moments])[None] for name in names}
+        between = np.empty((len(self._moments), *stacked["increment"].shape[1:]))
+        for b, moments in enumerate(self._moments):
+            for c, matrix in enumerate(moments["between"]):
                 between[b, c], between[c, b] = matrix, matrix.T
         kinds, names = zip(*self._labels, strict=True)
         labels = {"kinds": kinds, "names": names, "reads": self.reads, "width": np.array(self._reader.width)}
@@ -127,8 +127,8 @@ def joined_branches(parts: Iterable[BranchObserver | xr.Dataset]) -> xr.Dataset:
     Raises:
         InputError: for networks that differ in branches, tokens or prompts, and as `validate_branches`.
     """
-    each = [part.dataset() if isinstance(part, BranchObserver) else part for part in parts]
-    if not each:
+    datasets = [part.dataset() if isinstance(part, BranchObserver) else part for part in parts]
+    if not datasets:
         raise InputError("branches: no network was given")
     labels = [
         {
@@ -137,13 +137,13 @@ def joined_branches(parts: Iterable[BranchObserver | xr.Dataset]) -> xr.Dataset:
             "tokens": part.sizes["token_a"],
             "attributes": part.attrs,
         }
-        for part in each
+        for part in datasets
     ]
-    for place, own in enumerate(labels):
-        for what, label in own.items():
-            if label != labels[0][what]:
-                raise InputError(f"branches: network {place} has {what} {label}, where network 0 has {labels[0][what]}")
-    data = xr.concat(each, "network", data_vars="minimal", coords="minimal", compat="override", join="override")
-    data = data.assign_coords(network=np.arange(len(each)))
+    for place, network_labels in enumerate(labels):
+        for name, label in network_labels.items():
+            if label != labels[0][name]:
+                raise InputError(f"branches: network {place} has {name} {label}, where network 0 has {labels[0][name]}")
+    data = xr.concat(datasets, "network", data_vars="minimal", coords="minimal", compat="override", join="override")
+    data = data.assign_coords(network=np.arange(len(datasets)))
     require_different(data)
     return data

@@ -79,9 +79,9 @@ def branches_dataset(
         if values.shape != needed:
             raise InputError(f"{name}: shape {needed} is needed beside `mean`, got {values.shape}")
     names = [f"{kind}.{number}" for number, kind in enumerate(kinds)] if names is None else names
-    for what, labels in (("kinds", kinds), ("names", names)):
+    for argument, labels in (("kinds", kinds), ("names", names)):
         if isinstance(labels, str) or len(labels) != branches:
-            raise InputError(f"{what}: one for each of {branches} branches is needed, got {labels!r}")
+            raise InputError(f"{argument}: one for each of {branches} branches is needed, got {labels!r}")
     if np.shape(width) not in ((), (networks,)):
         raise InputError(f"width: one number, or one for each of {networks} networks, is needed, got {np.shape(width)}")
     data = xr.Dataset(
@@ -115,19 +115,19 @@ def validate_branches(data: xr.Dataset) -> xr.Dataset:
     """
     data = _validate_labels(data)
     for number, network in enumerate(data["network"].values):
-        each = data.isel(network=number)
-        names = [f"network {network}, branch {b} ({name})" for b, name in enumerate(each["name"].values)]
-        for what, matrices in _covariances(each):
+        branches = data.isel(network=number)
+        names = [f"network {network}, branch {b} ({name})" for b, name in enumerate(branches["name"].values)]
+        for variable, matrices in _covariances(branches):
             fault = covariance_fault(matrices)
             if fault is not None:
-                raise InputError(f"{what}: {names[fault[0][0]]}: {fault[1]}")
-        for S, where in zip(each["increment"].values, names, strict=True):
+                raise InputError(f"{variable}: {names[fault[0][0]]}: {fault[1]}")
+        for S, where in zip(branches["increment"].values, names, strict=True):
             require_regular(S, where)
-        faulty = _between_fault(each)
+        faulty = _between_fault(branches)
         if faulty.any():
             b, c = np.argwhere(faulty)[0]
             raise InputError(f"between: {names[b]}: disagrees with `increment`, or with its transpose at branch {c}")
-        for kurtosis, where in zip(each["kurtosis"].values, names, strict=True):
+        for kurtosis, where in zip(branches["kurtosis"].values, names, strict=True):
             if not 0 <= kurtosis < np.inf:
                 raise InputError(f"kurtosis: {where}: a positive number is needed, got {kurtosis:g}")
     require_different(data)
@@ -172,10 +172,10 @@ def _validate_labels(data: xr.Dataset) -> xr.Dataset:
     for size in ("network", "branch", "token_a"):
         if data.sizes[size] < 1:
             raise InputError(f"data: no {size.removesuffix('_a')} in it")
-    for one, other in (("token_a", "token_b"), ("branch", "other_branch")):
-        if data.sizes[one] != data.sizes[other]:
+    for row, column in (("token_a", "token_b"), ("branch", "other_branch")):
+        if data.sizes[row] != data.sizes[column]:
             raise InputError(
-                f"data: {one} and {other} must have one length, got {data.sizes[one]}, {data.sizes[other]}"
+                f"data: {row} and {column} must have one length, got {data.sizes[row]}, {data.sizes[column]}"
             )
     for name, dim in (("width", "network"), ("kind", "branch"), ("name", "branch"), ("network", "network")):
         if name not in data.coords or data[name].dims != (dim,):
@@ -188,22 +188,22 @@ def _validate_labels(data: xr.Dataset) -> xr.Dataset:
     return data.assign_coords({name: ("branch", data[name].values.astype(str)) for name in ("kind", "name")})
 
 
-def _covariances(each: xr.Dataset) -> Iterator[tuple[str, Any]]:
+def _covariances(branches: xr.Dataset) -> Iterator[tuple[str, Any]]:
     """The matrices of a network's branches that must be covariances, by the variable to blame."""
-    U, mean, cross, S = (each[name].values for name in ("input", "mean", "cross", "increment"))
+    U, mean, cross, S = (branches[name].values for name in ("input", "mean", "cross", "increment"))
     yield "input", U
     yield "increment", S
     yield "mean", U - mean[..., :, None] * mean[..., None, :]
     yield "cross", np.concatenate([np.concatenate([U, cross], -1), np.concatenate([cross.mT, S], -1)], -2)
 
 
-def _between_fault(each: xr.Dataset) -> Bool[np.ndarray, "branches branches"]:
+def _between_fault(branches: xr.Dataset) -> Bool[np.ndarray, "branches branches"]:
     """Whether D_b D_cᵀ is the transpose of D_c D_bᵀ, and D_b D_bᵀ is `increment`."""
-    between, S = each["between"].values, each["increment"].values
+    between, S = branches["between"].values, branches["increment"].values
     scale = np.sqrt(np.trace(S, axis1=-2, axis2=-1))
     close = np.abs(between - between.swapaxes(0, 1).mT).max((-2, -1)) <= 1e-8 * scale[:, None] * scale
-    own = np.arange(len(S))
-    close[own, own] &= np.abs(between[own, own] - S).max((-2, -1)) <= 1e-8 * scale**2
+    diagonal = np.arange(len(S))
+    close[diagonal, diagonal] &= np.abs(between[diagonal, diagonal] - S).max((-2, -1)) <= 1e-8 * scale**2
     return ~close
 
 
@@ -211,9 +211,9 @@ def require_different(data: xr.Dataset) -> None:
     """Check that no two networks have the same increments, which those with weights of their own never have."""
     seen: dict[bytes, Any] = {}
     for network, S in zip(data["network"].values, data["increment"].values, strict=True):
-        other = seen.setdefault(S.tobytes(), network)
-        if other is not network:
+        twin = seen.setdefault(S.tobytes(), network)
+        if twin is not network:
             raise InputError(
-                f"increment: networks {other} and {network}: the same increments, so that one network was recorded "
+                f"increment: networks {twin} and {network}: the same increments, so that one network was recorded "
                 "twice; every network needs weights of its own"
             )

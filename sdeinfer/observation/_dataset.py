@@ -67,8 +67,8 @@ def covariance_dataset(
         covariance = in_order(covariance, DIMS, "covariance")
     V = as_array(covariance, "covariance")
     if V.ndim != 4:
-        one = ": of one network give covariance[None]" if V.ndim == 3 else ""
-        raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}{one}")
+        hint = ": of one network give covariance[None]" if V.ndim == 3 else ""
+        raise InputError(f"covariance: shape (networks, layers, tokens, tokens) is needed, got {V.shape}{hint}")
     if np.shape(width) not in ((), V.shape[:1]):
         raise InputError(f"width: one number, or one for each of {V.shape[0]} networks, is needed, got {shown(width)}")
     if layers is not None and np.shape(layers) != V.shape[1:2]:
@@ -118,8 +118,10 @@ def validate(data: xr.Dataset) -> xr.Dataset:
     V = data["covariance"].values
     fault = first_fault(V)
     if fault is not None:
-        network, layer, what = fault
-        raise InputError(f"covariance: network {labels_of(data)[network]}, layer {data['layer'].values[layer]}: {what}")
+        network, layer, reason = fault
+        raise InputError(
+            f"covariance: network {labels_of(data)[network]}, layer {data['layer'].values[layer]}: {reason}"
+        )
     require_different(last_marks(V), labels_of(data))
     return data
 
@@ -214,11 +216,11 @@ def observe_outputs(
         raise InputError(f"outputs: shape (networks, tokens, outputs) is needed, got {X.shape}")
     if not np.isfinite(X).all():
         raise InputError(f"outputs: {np.count_nonzero(~np.isfinite(X))} entries are NaN or infinite")
-    each = (*X.shape[:2], X.shape[1])
-    if V0.shape not in (each, each[1:]):
-        raise InputError(f"initial: shape {each} or {each[1:]} is needed, got {V0.shape}")
+    shape = (*X.shape[:2], X.shape[1])
+    if V0.shape not in (shape, shape[1:]):
+        raise InputError(f"initial: shape {shape} or {shape[1:]} is needed, got {V0.shape}")
     S = X @ np.swapaxes(X, -1, -2) / X.shape[-1]
-    covariance = np.stack([np.broadcast_to(V0, each), S], axis=1)
+    covariance = np.stack([np.broadcast_to(V0, shape), S], axis=1)
     data = covariance_dataset(
         covariance, width=width, layers=np.array([0, depth]), architecture=architecture, truth=truth
     )

@@ -83,22 +83,22 @@ def first_fault(V: Float[np.ndarray, "networks layers m m"]) -> tuple[int, int, 
             return fault[0][0], layer, fault[1]
         zero = ~(np.abs(V[:, layer]) >= np.finfo(V.dtype).tiny).any(axis=(-2, -1))
         if zero.any():
-            what = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
-            return int(np.argmax(zero)), layer, what
+            reason = "the covariance is zero: the hidden states are, or are so small that XXᵀ/n is"
+            return int(np.argmax(zero)), layer, reason
     same = np.stack([(V[:, i] == V[:, i + 1]).all(axis=(-2, -1)) for i in range(V.shape[1] - 1)], axis=1)
     if same.any():
         network, layer = map(int, np.argwhere(same)[0])
         if same.shape[1] > 1 and same[network].all():
-            what = (
+            reason = (
                 "the covariance is the same after every layer: networks are in the place of layers, or these layers do "
                 "nothing; the axes are (networks, layers, tokens, …)"
             )
         else:
-            what = (
+            reason = (
                 "the covariance of the next layer is the same: a layer was recorded twice, as by two hooks; keep one "
                 "of each, as by data.isel(layer=slice(None, None, 2))"
             )
-        return network, layer, what
+        return network, layer, reason
     return None
 
 
@@ -119,7 +119,7 @@ def last_marks(V: Float[np.ndarray, "networks layers m m"]) -> UInt64[np.ndarray
     tokens, last = V.shape[-1], np.ascontiguousarray(V[:, -1])
     if (np.finfo(V.dtype).nmant + 1) * tokens * (tokens + 1) // 2 < 48:
         return np.zeros(len(V), np.uint64)
-    digests = (hashlib.blake2b(each.tobytes(), digest_size=8).digest() for each in last)
+    digests = (hashlib.blake2b(covariance.tobytes(), digest_size=8).digest() for covariance in last)
     return np.frombuffer(b"".join(digests), np.uint64)
 
 
@@ -128,10 +128,10 @@ def require_different(marks: UInt64[np.ndarray, " networks"], labels: np.ndarray
     order = np.argsort(marks, kind="stable")
     same = (np.diff(marks[order]) == 0) & (marks[order][1:] > 0)
     if same.any():
-        one, other = np.sort(order[int(np.argmax(same)) :][:2])
-        one, other = (labels[one], labels[other]) if labels[one] != labels[other] else (one, other)
+        network, twin = np.sort(order[int(np.argmax(same)) :][:2])
+        network, twin = (labels[network], labels[twin]) if labels[network] != labels[twin] else (network, twin)
         raise InputError(
-            f"covariance: networks {one} and {other}: the same covariance after the last layer, so that one network "
+            f"covariance: networks {network} and {twin}: the same covariance after the last layer, so that one network "
             "was recorded twice; every network needs weights of its own"
         )
 

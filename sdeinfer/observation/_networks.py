@@ -18,7 +18,7 @@ from sdeinfer._progress import ProgressBar
 from sdeinfer.blocks._attributes import BLOCKS, text_of
 from sdeinfer.blocks.reading._of import stack_from, variance_of
 from sdeinfer.blocks.reading._reader import StackReader
-from sdeinfer.blocks.reading._values import pattern_of
+from sdeinfer.blocks.reading._values import pattern_of_mask
 from sdeinfer.covariance import Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
@@ -132,7 +132,7 @@ class SeenBranches:
         described: bool,
     ):
         self.account, self.settings, self.one_item = account, settings, one_item
-        self.placed, self.mask, self.own = in_rows(account, branches), _Mask(account, pattern), Taps()
+        self.placed, self.mask, self._taps = in_rows(account, branches), _Mask(account, pattern), Taps()
         self.observer: BranchObserver | None = None
         self.reader: StackReader | None = None
         self.fault = ""
@@ -140,7 +140,7 @@ class SeenBranches:
         for branch in branches:
             branch.require_one_reading()
             nodes = {"reads": branch.reads, "adds": branch.adds} | nodes_of_mask
-            self.own.see(branch.where, nodes, functools.partial(self._add, branch))
+            self._taps.see(branch.where, nodes, functools.partial(self._add, branch))
             if branch.kind == "attention":
                 nodes_of_mask = {}  # it was seen by then
         if described:
@@ -152,7 +152,7 @@ class SeenBranches:
     @property
     def taps(self) -> Taps:
         """Those of the branches, and of the blocks, which may be hidden."""
-        return self.own if self.reader is None else Taps().with_others(self.own).with_others(self.reader.taps)
+        return self._taps if self.reader is None else Taps().with_others(self._taps).with_others(self.reader.taps)
 
     def blocks(self, network: Any, recipe: Any) -> dict[str, Any]:
         """The blocks as attributes, or the reason why there are none."""
@@ -166,7 +166,7 @@ class SeenBranches:
 
     def finished(self) -> xr.Dataset:
         """The Dataset of the network."""
-        self.own.require_seen()
+        self._taps.require_seen()
         assert self.observer is not None
         return self.observer.dataset()
 
@@ -187,19 +187,19 @@ def _drawn(model: Any, seed: int, number: int, networks: int) -> Any:
     if networks > 1 and not is_function(model):
         raise InputError(f"networks: a module is one network, got {networks}: pass a function that draws them")
     torch = sys.modules.get("torch")
-    own = int(np.random.SeedSequence(seed).generate_state(number + 1)[number])
+    network_seed = int(np.random.SeedSequence(seed).generate_state(number + 1)[number])
     with contextlib.nullcontext() if torch is None else torch.random.fork_rng(devices=[]):
-        return made(model, own)
+        return made(model, network_seed)
 
 
 def _one_by_one[Part](observed: Callable[[int], Part], networks: int, *, progress: bool) -> list[Part]:
     at_least_one(networks=networks)
-    found = []
+    parts = []
     with ProgressBar(total=networks, desc="networks", show=progress) as bar:
         for number in range(networks):
-            found.append(observed(number))
+            parts.append(observed(number))
             bar.update()
-    return found
+    return parts
 
 
 def _states(account: Account, stream: str | None) -> States:
@@ -229,4 +229,4 @@ class _Mask:
         mask = attended(as_array(values["probabilities"], "probabilities"))
         if mask is None:
             raise InputError("pattern: heads or prompts have masks of their own: give pattern=, or one prompt")
-        return pattern_of(mask)
+        return pattern_of_mask(mask)

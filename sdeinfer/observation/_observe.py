@@ -110,7 +110,7 @@ def states_of(hidden_states: Any) -> Iterator[Any]:
     """The hidden states of one layer after another, see `observe`."""
     # Nested lists are one array, not a list of layers.
     if isinstance(hidden_states, Iterator) or (
-        isinstance(hidden_states, list | tuple) and not any(isinstance(each, list | tuple) for each in hidden_states)
+        isinstance(hidden_states, list | tuple) and not any(isinstance(state, list | tuple) for state in hidden_states)
     ):
         yield from hidden_states
         return

@@ -68,18 +68,18 @@ class TokenReader:
             )
         self.width, self.shape = shape[-1], shape
 
-    def _choose(self, count: int, each: int, *, tokens: Any = None, prompts: Any = None, pattern: Pattern) -> None:
+    def _choose(self, count: int, length: int, *, tokens: Any = None, prompts: Any = None, pattern: Pattern) -> None:
         """Choose among the tokens of all prompts, in their order, with the pattern as attributes of a Dataset."""
         chosen = _indices(prompts, count, "prompts")
-        self._observed = (chosen[:, None] * each + _indices(tokens, each, "tokens")).reshape(-1)
+        self._observed = (chosen[:, None] * length + _indices(tokens, length, "tokens")).reshape(-1)
         if count > 1:
             if pattern.rows:
                 raise InputError(
                     "pattern: several prompts support si.CAUSAL only; reshape to one axis of tokens for another mask"
                 )
-            pattern = dataclasses.replace(pattern, prompts=(each,) * count)
-        pattern.mask(count * each)
-        self.attributes = _attributes_of(pattern, self._observed.tolist(), count * each)
+            pattern = dataclasses.replace(pattern, prompts=(length,) * count)
+        pattern.mask(count * length)
+        self.attributes = _attributes_of(pattern, self._observed.tolist(), count * length)
 
 
 class Observer:
@@ -141,7 +141,7 @@ class Observer:
         X = X.astype(np.result_type(X.dtype, np.float32), copy=False)
         V = covariances_of(X)
         self._check_finite(V, X, name)
-        self.shortcuts.append(self._kept(X))
+        self.shortcuts.append(self._shortcut(X))
         self.covariances.append(V)
         self.before = None  # before the next is copied; networks may add in place to what they returned
         self.before = X.copy()
@@ -157,13 +157,13 @@ class Observer:
         """
         return joined([self], layers=layers)
 
-    def _kept(self, X: np.ndarray) -> np.ndarray:
+    def _shortcut(self, X: np.ndarray) -> np.ndarray:
         """`SHORTCUT` of each network."""
         if self.before is None:
             return np.full(len(X), np.nan)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            both = np.vecdot(X, self.before).sum(axis=-1, dtype=np.float64)
-            return both / (X.shape[-1] * np.trace(self.covariances[-1], axis1=-2, axis2=-1))
+            overlaps = np.vecdot(X, self.before).sum(axis=-1, dtype=np.float64)
+            return overlaps / (X.shape[-1] * np.trace(self.covariances[-1], axis1=-2, axis2=-1))
 
     def _check_finite(self, V: np.ndarray, X: np.ndarray, name: str) -> None:
         # A NaN or an infinity in X appears on the diagonal of V, which is much smaller.
@@ -171,8 +171,8 @@ class Observer:
         if not finite.all():
             network = int(np.argmin(finite))
             bad = np.count_nonzero(~np.isfinite(X[network]))
-            what = f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"
-            raise InputError(f"{name}, network {self.first_network + network}: {what}")
+            fault = f"{bad} entries are NaN or infinite" if bad else f"XXᵀ overflows {X.dtype}"
+            raise InputError(f"{name}, network {self.first_network + network}: {fault}")
 
 
 def covariances_of(X: np.ndarray) -> Float[np.ndarray, "networks m m"]:
@@ -189,7 +189,7 @@ def covariances_of(X: np.ndarray) -> Float[np.ndarray, "networks m m"]:
 
 def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
     """The Dataset of networks that were observed in parts, in their order, each by an `Observer`."""
-    parts = [each.covariances for each in observers]
+    parts = [observer.covariances for observer in observers]
     if not parts or not parts[0]:
         raise InputError("hidden_states: no layer was given")
     sizes = [f"{len(part)} layers of covariances of shape {part[0].shape[1:] if part else ()}" for part in parts]
@@ -199,25 +199,28 @@ def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) ->
                 f"hidden_states: network {observer.first_network}: has {size}, "
                 f"where network {observers[0].first_network} has {sizes[0]}"
             )
-    width = np.concatenate([np.full(len(each.covariances[0]), each.reader.width) for each in observers])
+    width = np.concatenate([np.full(len(observer.covariances[0]), observer.reader.width) for observer in observers])
     V = np.empty((len(width), len(parts[0]), *parts[0][0].shape[1:]), np.result_type(*(V for p in parts for V in p)))
     start = 0
     for part in parts:
-        for layer, each in enumerate(part):
-            V[start : start + len(each), layer] = each
+        for layer, covariances in enumerate(part):
+            V[start : start + len(covariances), layer] = covariances
         start += len(part[0])
     data = covariance_dataset(V, width=width, layers=layers).assign_attrs(observers[0].reader.attributes)
-    kept = np.concatenate([np.stack(each.shortcuts, axis=1) for each in observers])
-    data = data.assign_coords({SHORTCUT: (("network", "layer"), kept)})
+    shortcuts = np.concatenate([np.stack(observer.shortcuts, axis=1) for observer in observers])
+    data = data.assign_coords({SHORTCUT: (("network", "layer"), shortcuts)})
     _warn_of_rounding(observers)
     numbers = {"network": observers[0].first_network + data["network"].values}
     return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))
 
 
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:
-    coarsest = max((each.coarsest for each in observers), key=spacing_of)
+    coarsest = max((observer.coarsest for observer in observers), key=spacing_of)
     spacing = spacing_of(coarsest)
-    share = max(rounding_share(each.covariances, width=each.reader.width or 1, spacing=spacing) for each in observers)
+    share = max(
+        rounding_share(observer.covariances, width=observer.reader.width or 1, spacing=spacing)
+        for observer in observers
+    )
     if share > 0.1:
         warnings.warn(
             f"hidden_states: {coarsest} rounds by {share:.0%} of the change from layer to layer (root mean squares), "
@@ -246,24 +249,24 @@ def take(data: xr.Dataset, *, prompts: list[int] | None = None, tokens: int | No
     Raises:
         InputError: for prompts that the data do not have, and for less than one token.
     """
-    pattern, of = Pattern.in_attributes(data.attrs), data.sizes["token_a"]
-    lengths = pattern.prompts or (of,)
+    pattern, count = Pattern.in_attributes(data.attrs), data.sizes["token_a"]
+    lengths = pattern.prompts or (count,)
     chosen = range(len(lengths)) if prompts is None else sorted(set(prompts))
     if not chosen or chosen[0] < 0 or chosen[-1] >= len(lengths):
         raise InputError(f"prompts: some of 0 to {len(lengths) - 1} are needed, got {list(chosen)}")
     at_least_one(**given(tokens=tokens))
     starts = np.cumsum((0, *lengths))
-    kept = [int(token) for prompt in chosen for token in np.arange(starts[prompt], starts[prompt + 1])[:tokens]]
+    indices = [int(token) for prompt in chosen for token in np.arange(starts[prompt], starts[prompt + 1])[:tokens]]
     attributes = {name: value for name, value in data.attrs.items() if name not in PATTERN_ATTRIBUTES}
-    part = data.isel(token_a=kept, token_b=kept)
-    part.attrs = attributes | _attributes_of(pattern, kept, of) | {TOKENS: len(kept)}
+    part = data.isel(token_a=indices, token_b=indices)
+    part.attrs = attributes | _attributes_of(pattern, indices, count) | {TOKENS: len(indices)}
     return part
 
 
-def _attributes_of(pattern: Pattern, kept: list[int], tokens: int) -> dict[str, Any]:
+def _attributes_of(pattern: Pattern, indices: list[int], tokens: int) -> dict[str, Any]:
     """The pattern of some of so many tokens as attributes; `incomplete` if they attend to others."""
     try:
-        return pattern.restricted(kept, tokens).attributes()
+        return pattern.restricted(indices, tokens).attributes()
     except InputError:
         return {INCOMPLETE: 1.0}
 

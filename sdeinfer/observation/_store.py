@@ -100,8 +100,8 @@ def _without_encoding(data: Any) -> Any:
     """The data without the compression of a file of another format; chunks are kept."""
     data = data.copy()
     for node in data.subtree if isinstance(data, xr.DataTree) else [data]:
-        for each in node.variables.values():
-            each.encoding = {name: value for name, value in each.encoding.items() if name == "chunks"}
+        for variable in node.variables.values():
+            variable.encoding = {name: value for name, value in variable.encoding.items() if name == "chunks"}
     return data
 
 
@@ -121,27 +121,27 @@ def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashab
         return {**sizes, "network": networks}
 
 
-def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, each: int, path: Path) -> Mapping[Hashable, int]:
+def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, chunk: int, path: Path) -> Mapping[Hashable, int]:
     """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask."""
     import dask.array
 
     with staged_file(path) as temporary:
         store = str(temporary.resolve())
-        first, *others = range(0, networks, each)
+        first, *starts = range(0, networks, chunk)
         template = part(first)
         V = template["covariance"]
         empty = dask.array.empty((networks, *V.shape[1:]), chunks=(len(V), *V.shape[1:]), dtype=V.dtype)
         width = np.full(networks, template["width"].values[0])
         coords = {"network": np.arange(networks), "layer": template["layer"], "width": ("network", width)}
-        whole = xr.Dataset({"covariance": (V.dims, empty)}, coords=coords, attrs=template.attrs)
+        ensemble = xr.Dataset({"covariance": (V.dims, empty)}, coords=coords, attrs=template.attrs)
         # The fill value marks chunks that are missing.
-        whole.to_zarr(
+        ensemble.to_zarr(
             temporary, mode="w", compute=False, encoding={"covariance": {"_FillValue": np.nan}}, **ZARR_FORMAT
         )
         _write_part(lambda _: template, store, first)
-        if others:
-            map_chunks(functools.partial(_write_part, part, store), others, name="observe")
-        return whole.sizes
+        if starts:
+            map_chunks(functools.partial(_write_part, part, store), starts, name="observe")
+        return ensemble.sizes
 
 
 def _write_part(part: Callable[[int], xr.Dataset], store: str, first: int) -> None:
@@ -159,9 +159,9 @@ def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:
     with closing(opened(path, xr.open_dataset)) as stored:
         data = _with_shortcut_as(stored, data)
         labels, (old, new) = stored["network"].values, map(_described, (stored, data))
-    for what in old:
-        if old[what] != new[what]:
-            raise InputError(f"{path}: has other {what} than the appended data: {old[what]} and {new[what]}")
+    for name in old:
+        if old[name] != new[name]:
+            raise InputError(f"{path}: has other {name} than the appended data: {old[name]} and {new[name]}")
     if labels.dtype.kind in "iu":
         data = data.assign_coords(network=labels[-1] + 1 + np.arange(data.sizes["network"]))
     elif np.isin(data["network"].values, labels).any():
@@ -187,7 +187,7 @@ def _described(data: xr.Dataset) -> dict[str, Any]:
         "variables": set(data.variables),
         "layers": data["layer"].values.tolist() if "layer" in data.coords else [],
         "sizes": {dim: size for dim, size in data.sizes.items() if dim != "network"},
-        "types": {name: each.dtype for name, each in data.data_vars.items()},
+        "types": {name: variable.dtype for name, variable in data.data_vars.items()},
         "attributes": data.attrs,
     }
 

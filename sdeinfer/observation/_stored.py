@@ -38,8 +38,8 @@ def observe_file(
             stored = _opened(path, stack)
         *_, tokens, features = stored.shape
         observed = tokens * (stored.shape[1] if len(stored.shape) == 4 else 1)
-        each = 8 * observed * (2 * features + len(stored.layers) * observed)
-        at_once = max(1, AT_ONCE // each)
+        network_bytes = 8 * observed * (2 * features + len(stored.layers) * observed)
+        at_once = max(1, AT_ONCE // network_bytes)
         for first in range(0, stored.shape[0], at_once):
             observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)
             for layer in range(len(stored.layers)):
@@ -52,8 +52,8 @@ def observe_file(
 def _opened(path: Path, stack: ExitStack) -> StoredStates:
     openers = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".nc": _xarray, ZARR: _xarray}
     if path.suffix not in openers:
-        known, other = ", ".join(openers), path.suffix or "a file without a suffix"
-        raise InputError(f"hidden states are read from {known}, not from {other}")
+        known, suffix = ", ".join(openers), path.suffix or "a file without a suffix"
+        raise InputError(f"hidden states are read from {known}, not from {suffix}")
     stored = openers[path.suffix](path, stack)
     if len(stored.shape) not in (3, 4) or 0 in stored.shape:
         raise InputError(
@@ -124,6 +124,6 @@ def _of_names(names: Sequence[str], array_of: Callable[[str], Any]) -> StoredSta
 
 
 def _of_array(array: Any) -> StoredStates:
-    first, *others = array.shape
-    layers = np.arange(others[0] if others else 0)
-    return StoredStates((first, *others[1:]), layers, lambda layer, networks: array[networks, layer])
+    first, *sizes = array.shape
+    layers = np.arange(sizes[0] if sizes else 0)
+    return StoredStates((first, *sizes[1:]), layers, lambda layer, networks: array[networks, layer])

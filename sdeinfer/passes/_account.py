@@ -157,7 +157,7 @@ class Account:
         record = self.graph.record
         used = {name for node in record.nodes for name in node.parameters if node.kind != "parameter"}
         stacked = {name.split("[")[0] for name in used}
-        return [name for name, each in record.parameters.items() if name not in used | stacked and each.size]
+        return [name for name, parameter in record.parameters.items() if name not in used | stacked and parameter.size]
 
     @functools.cached_property
     def layer_names(self) -> re.Pattern[str] | None:
@@ -191,32 +191,32 @@ def places_of(
         columns: the outputs of the product that have a role, by role; None where they are not known.
     """
     inputs, outputs = product.about["fan_in"], product.about["fan_out"]
-    blocks, rest = divmod(parameter.size, max(inputs * outputs, 1))
-    if product.kind != "product" or rest or not 1 <= blocks <= MOST_EXPERTS:
+    blocks, remainder = divmod(parameter.size, max(inputs * outputs, 1))
+    if product.kind != "product" or remainder or not 1 <= blocks <= MOST_EXPERTS:
         return {}
     by_role = _disjoint(columns)
     if blocks == 1 and len(by_role) < 2:
         return {}
     by_role = by_role or {next(iter(columns), "other"): np.arange(outputs)}
     first = _outputs_first(product, parameter)
-    found = {}
+    parts = {}
     for block in range(blocks):
-        for role, own in by_role.items():
+        for role, numbers in by_role.items():
             label = ", ".join([role] * (len(by_role) > 1) + [str(block)] * (blocks > 1))
-            found[label] = role, Places(block, inputs, outputs, own, first)
-    return found
+            parts[label] = role, Places(block, inputs, outputs, numbers, first)
+    return parts
 
 
 def places_of_bias(outputs: int, columns: Mapping[str, np.ndarray | None]) -> dict[str, tuple[str, Places]]:
     """The biases of several matrices in one array."""
-    return {role: (role, Places(0, 1, outputs, own, True)) for role, own in _disjoint(columns).items()}  # noqa: FBT003
+    return {role: (role, Places(0, 1, outputs, numbers, True)) for role, numbers in _disjoint(columns).items()}  # noqa: FBT003
 
 
 def _disjoint(columns: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]:
-    known = {role: own for role, own in columns.items() if own is not None and len(own)}
+    known = {role: numbers for role, numbers in columns.items() if numbers is not None and len(numbers)}
     together = np.concatenate(list(known.values())) if known else np.empty(0)
-    whole = len(known) == len(columns) > 1 and len(np.unique(together)) == len(together)
-    return known if whole else {}
+    disjoint = len(known) == len(columns) > 1 and len(np.unique(together)) == len(together)
+    return known if disjoint else {}
 
 
 def _outputs_first(product: Node, parameter: Parameter) -> bool:
@@ -234,7 +234,7 @@ def _outputs_first(product: Node, parameter: Parameter) -> bool:
 
 def columns_of(record: Record, source: Source) -> np.ndarray | None:
     """The outputs of a product that are in a tensor which is linear in it; None if these are not known."""
-    found = []
+    columns = []
     for moves in source.moves:
         if moves is None:
             return None
@@ -244,5 +244,5 @@ def columns_of(record: Record, source: Source) -> np.ndarray | None:
                 values = node.moved(values)  # pyright: ignore[reportOptionalCall]
         except Exception:  # a move that numbers of columns cannot make
             return None
-        found.append(np.unique(np.asarray(values)))
-    return np.unique(np.concatenate(found))
+        columns.append(np.unique(np.asarray(values)))
+    return np.unique(np.concatenate(columns))

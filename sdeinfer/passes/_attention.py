@@ -53,20 +53,22 @@ def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
 
 def _products_of(graph: Graph, softmax: Node) -> list[tuple[Node, float]]:
     """All of them, as logits may be a sum, or tokens beside each other."""
-    found: dict[Node, float] = {}
+    products: dict[Node, float] = {}
     stack, seen = [(softmax.inputs[0], 1.0)], 0
     while stack and seen < 24:
         node, factor = stack.pop()
         seen += 1
         term = graph.term(node)
-        at, factor = term.origin, factor * term.factor
-        if at.kind == "contraction":
-            found.setdefault(at, factor * at.factors[0])
-        elif at.kind in ("sum", "join") or at.operation == "tanh":
-            stack += zip(at.inputs, [factor * c for c in at.factors or (1.0,) * len(at.inputs)], strict=False)
-        elif at.kind == "other" and len(at.inputs) == 1 and "mask" in at.operation:
-            stack.append((at.inputs[0], factor))
-    return [*found.items()]
+        origin, factor = term.origin, factor * term.factor
+        if origin.kind == "contraction":
+            products.setdefault(origin, factor * origin.factors[0])
+        elif origin.kind in ("sum", "join") or origin.operation == "tanh":
+            stack += zip(
+                origin.inputs, [factor * c for c in origin.factors or (1.0,) * len(origin.inputs)], strict=False
+            )
+        elif origin.kind == "other" and len(origin.inputs) == 1 and "mask" in origin.operation:
+            stack.append((origin.inputs[0], factor))
+    return [*products.items()]
 
 
 def attention_of(
@@ -95,8 +97,8 @@ def attention_of(
     size = product.about["fan_in"]
     alone = len(_products_of(graph, softmax)) == 1
     apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
-    found = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
-    return found, values
+    logits = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
+    return logits, values
 
 
 def attended(probabilities: np.ndarray) -> np.ndarray | None:
@@ -109,18 +111,18 @@ def attended(probabilities: np.ndarray) -> np.ndarray | None:
         probabilities = probabilities[..., :-1]
     if probabilities.shape[-2:] != (tokens, tokens):
         return None
-    found = probabilities.reshape(-1, tokens, tokens) > 0
-    return found[0] if (found == found[0]).all() and found[0].any(axis=1).all() else None
+    mask = probabilities.reshape(-1, tokens, tokens) > 0
+    return mask[0] if (mask == mask[0]).all() and mask[0].any(axis=1).all() else None
 
 
 def _summed_over(sums: tuple[float, float, float] | None, after: float) -> str:
     """The axis over which probabilities sum to 1, by their sums over keys and, less 1, over queries."""
     if sums is None or abs(after - 1) > 1e-3:
         return ""
-    least, largest, others = sums
+    least, largest, deviation = sums
     if largest <= 1 + 1e-3:
         return "keys"
-    return "queries" if others < 1e-3 else "another axis"
+    return "queries" if deviation < 1e-3 else "another axis"
 
 
 def _apart(graph: Graph, keys: Node, values: Node) -> bool:
@@ -130,21 +132,21 @@ def _apart(graph: Graph, keys: Node, values: Node) -> bool:
         products = [source.node for source in graph.sources(side) if source.node.kind == "product"]
         reads.append([node for product in products for node in _made_of(product.inputs[0])])
     near = any(
-        one is other or any(graph.has(a, b) and not graph.depends(a, b) for a, b in ((one, other), (other, one)))
-        for one in reads[0]
-        for other in reads[1]
+        key is value or any(graph.has(a, b) and not graph.depends(a, b) for a, b in ((key, value), (value, key)))
+        for key in reads[0]
+        for value in reads[1]
     )
     return all(reads) and not near
 
 
 def _made_of(node: Node) -> list[Node]:
     """The sums and products that a tensor is made of by norms, convolutions and views, which keys have of their own."""
-    found, stack = [], [node]
+    origins, stack = [], [node]
     while stack:
         node = stack.pop()
         through = node.kind in ("norm", "convolution", "view", "scale", "join") or len(node.inputs) == 1
         if node.inputs and through and node.kind not in ("product", "contraction", "embedding"):
             stack += node.inputs
         else:
-            found.append(node)
-    return found
+            origins.append(node)
+    return origins

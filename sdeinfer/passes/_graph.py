@@ -53,9 +53,9 @@ class Graph:
         self.origins: dict[int, tuple[Node, float]] = {}
         for node in record.nodes:
             reach = through = 0
-            for each in node.inputs:
-                reach |= self.reach[each.number]
-                through |= self.through[each.number]
+            for parent in node.inputs:
+                reach |= self.reach[parent.number]
+                through |= self.through[parent.number]
             if node.kind in PRODUCTS:
                 through |= reach
             if not node.fixed and node.kind != "scale" and (node.kind != "view" or is_a(node.operation, "piece")):
@@ -67,33 +67,33 @@ class Graph:
 
     def _written_out(self, node: Node) -> None:
         """Norms, activations, softmax and dropout that are products of a tensor and a function of it."""
-        for one, other in (node.inputs[:2], node.inputs[1::-1]):
-            a, b = self.whole(one), self.term(other).origin
+        for tensor, function in (node.inputs[:2], node.inputs[1::-1]):
+            a, b = self.whole(tensor), self.term(function).origin
             if not self.has(b, a) or self.depends(b, a):
-                if a.kind != "random" and all(each.kind == "random" for each in self.roots(b)):
-                    node.kind, node.inputs, node.factors = "scale", (one,), (1.0,)
+                if a.kind != "random" and all(root.kind == "random" for root in self.roots(b)):
+                    node.kind, node.inputs, node.factors = "scale", (tensor,), (1.0,)
                     node.about = {"dropout": True, "uniform": True}
                     return
                 continue
-            if self._reduced(other, a):
+            if self._reduced(function, a):
                 softmax = a.operation in ("exp", "exp2")
-                inverse = self.term(other).origin.operation
+                inverse = self.term(function).origin.operation
                 divides = node.operation.startswith("div")
                 wrong = ("rsqrt", "reciprocal") if divides else ("sqrt", "linalg_vector_norm")
                 node.about["inverse"] = inverse in wrong
-                node.about["l2"] = self._of_length(other)
-                node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (one,))
+                node.about["l2"] = self._of_length(function)
+                node.kind, node.inputs = ("softmax", a.inputs) if softmax else ("norm", (tensor,))
             else:
                 node.kind = "other"
             return
 
-    def _reduced(self, node: Node, whole: Node) -> bool:
+    def _reduced(self, node: Node, tensor: Node) -> bool:
         """Whether a function of a tensor is one number a row: a sum over an axis is on the way to it."""
         for _ in range(8):
-            fewer = any(n > 1 and m == 1 for n, m in zip(whole.shape[::-1], node.shape[::-1], strict=False))
-            if fewer or len(node.shape) < len(whole.shape) or is_a(node.operation, "reduction"):
+            fewer = any(n > 1 and m == 1 for n, m in zip(tensor.shape[::-1], node.shape[::-1], strict=False))
+            if fewer or len(node.shape) < len(tensor.shape) or is_a(node.operation, "reduction"):
                 return True
-            if not node.inputs or node is whole:
+            if not node.inputs or node is tensor:
                 return False
             node = node.inputs[0]
         return False
@@ -112,15 +112,15 @@ class Graph:
 
     def roots(self, node: Node) -> list[Node]:
         """The nodes without inputs that a node follows from, through operations on entries."""
-        found, stack, seen = [], [node], set()
+        leaves, stack, seen = [], [node], set()
         while stack:
-            each = stack.pop()
-            if each.number in seen or len(seen) > 12:
+            tensor = stack.pop()
+            if tensor.number in seen or len(seen) > 12:
                 continue
-            seen.add(each.number)
-            stack += each.inputs
-            found += [each] if not each.inputs or each.kind in PRODUCTS else []
-        return [each for each in found if each.kind not in ("constant", "buffer")] or [node]
+            seen.add(tensor.number)
+            stack += tensor.inputs
+            leaves += [tensor] if not tensor.inputs or tensor.kind in PRODUCTS else []
+        return [leaf for leaf in leaves if leaf.kind not in ("constant", "buffer")] or [node]
 
     def nodes(self, bits: int) -> Iterator[Node]:
         """The nodes of a set of bits, in order."""
@@ -129,17 +129,17 @@ class Graph:
             yield self.record.nodes[low.bit_length() - 1]
             bits ^= low
 
-    def has(self, node: Node, other: Node) -> bool:
+    def has(self, node: Node, ancestor: Node) -> bool:
         """Whether a node follows from another one."""
-        return bool(self.reach[node.number] >> other.number & 1)
+        return bool(self.reach[node.number] >> ancestor.number & 1)
 
     def between(self, node: Node, start: Node) -> int:
         """The nodes that a node follows from and `start` does not, as a set of bits."""
         return self.reach[node.number] & ~self.reach[start.number]
 
-    def depends(self, node: Node, other: Node) -> bool:
+    def depends(self, node: Node, ancestor: Node) -> bool:
         """Whether it does so through a product with a parameter."""
-        return bool(self.through[node.number] >> other.number & 1)
+        return bool(self.through[node.number] >> ancestor.number & 1)
 
     def term(self, node: Node) -> Term:
         """A tensor by its origin, through views, factors and fixed tensors that are added."""
@@ -164,33 +164,33 @@ class Graph:
             origin, size = self.origins[node.number]
         else:
             origin, stack, seen = node, list(node.inputs), set()
-            found: set[int] = set()
-            while stack and len(found) < 2 and len(seen) < 64:
-                each = stack.pop()
-                if each.number in seen:
+            roots: set[int] = set()
+            while stack and len(roots) < 2 and len(seen) < 64:
+                tensor = stack.pop()
+                if tensor.number in seen:
                     continue
-                seen.add(each.number)
-                if each.kind in ("view", "scale", "join"):
-                    stack += each.inputs
-                elif each.kind == "sum" and len(each.inputs) == 1:
-                    stack += each.inputs
-                elif each.kind == "sum" and (turned := self.rotated(each)) is not None:
+                seen.add(tensor.number)
+                if tensor.kind in ("view", "scale", "join"):
+                    stack += tensor.inputs
+                elif tensor.kind == "sum" and len(tensor.inputs) == 1:
+                    stack += tensor.inputs
+                elif tensor.kind == "sum" and (turned := self.rotated(tensor)) is not None:
                     stack.append(turned[0])
                 else:
-                    found.add(each.number)
-            if len(found) == 1 and not stack:
-                origin = self.record.nodes[found.pop()]
+                    roots.add(tensor.number)
+            if len(roots) == 1 and not stack:
+                origin = self.record.nodes[roots.pop()]
             # The tensor that was turned may be a piece of its origin, as queries are.
-            whole = [self.record.nodes[number] for number in sorted({*seen, origin.number})]
+            pieces = [self.record.nodes[number] for number in sorted({*seen, origin.number})]
             # Keys may be repeated before they are turned, and what cosines multiply is smaller.
-            whole = [
-                each
-                for each in whole
-                if each.rows is not None
-                and each.kind not in ("scale", "sum")
-                and math.prod(each.shape) <= math.prod(node.shape)
+            pieces = [
+                piece
+                for piece in pieces
+                if piece.rows is not None
+                and piece.kind not in ("scale", "sum")
+                and math.prod(piece.shape) <= math.prod(node.shape)
             ]
-            size = whole[0].square if whole else math.nan
+            size = pieces[0].square if pieces else math.nan
             self.origins[node.number] = origin, size
         if origin is node:
             return None
@@ -199,25 +199,25 @@ class Graph:
 
     def sources(self, node: Node, *, stop: int = 0, activations: bool = False) -> list[Source]:
         """The products that a tensor is linear in, nearest first; nodes of `stop` (bits) are not entered."""
-        found: dict[int, Source] = {}
+        products: dict[int, Source] = {}
         stack, seen = [Source(node)], set()
         while stack:
-            at = stack.pop()
-            node = at.node
-            way = node.number, at.moves
+            source = stack.pop()
+            node = source.node
+            way = node.number, source.moves
             if node.fixed or way in seen or (stop >> node.number & 1):
                 continue
             seen.add(way)
             if node.kind in (*PRODUCTS, "embedding"):
-                first = found.setdefault(node.number, at)
-                if first is not at:
-                    found[node.number] = dataclasses.replace(first, moves=(*first.moves, *at.moves))
+                first = products.setdefault(node.number, source)
+                if first is not source:
+                    products[node.number] = dataclasses.replace(first, moves=(*first.moves, *source.moves))
                 continue
-            stack += self._before(at, activations=activations)
-        return list(found.values())
+            stack += self._before(source, activations=activations)
+        return list(products.values())
 
-    def _before(self, at: Source, *, activations: bool) -> Iterator[Source]:
-        node = at.node
+    def _before(self, source: Source, *, activations: bool) -> Iterator[Source]:
+        node = source.node
         match node.kind:
             case "view" | "join":
                 inputs, factors = node.inputs, (1.0,) * len(node.inputs)
@@ -231,13 +231,13 @@ class Graph:
                 inputs, factors = node.inputs, (1.0,) * len(node.inputs)
             case _:
                 return
-        scales = at.scales + (node.parameters if node.kind == "scale" else ())
-        gated, normed = at.gated or node.kind == "gate", at.normed or node.kind == "norm"
+        scales = source.scales + (node.parameters if node.kind == "scale" else ())
+        gated, normed = source.gated or node.kind == "gate", source.normed or node.kind == "norm"
         offset = node.kind == "sum" and len(node.inputs) == 1 and node.shape == node.inputs[0].shape
-        moves = at.moves if offset or (node.kind == "scale" and node.about.get("uniform")) else ((),)
+        moves = source.moves if offset or (node.kind == "scale" and node.about.get("uniform")) else ((),)
         if node.kind == "view":
-            (after,) = at.moves
+            (after,) = source.moves
             moves = (None if node.moved is None or after is None else (node, *after),)
-        for each, factor in zip(inputs, factors, strict=False):
+        for side, factor in zip(inputs, factors, strict=False):
             # A factor before a norm does not change the values after it.
-            yield Source(each, at.factor if at.normed else at.factor * factor, scales, normed, gated, moves)
+            yield Source(side, source.factor if source.normed else source.factor * factor, scales, normed, gated, moves)

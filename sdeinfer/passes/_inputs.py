@@ -52,9 +52,9 @@ def argument_names(function: Callable[..., Any]) -> list[str] | None:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:
         raise InputError("model: its arguments are not known: pass the module that was compiled") from error
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -97,9 +97,9 @@ def candidates(model: Any) -> Iterator[Inputs]:
 def needed(model: Any) -> list[str]:
     """Arguments that a forward pass cannot do without, or the main one."""
     parameters = inspect.signature(model.forward).parameters.items()
-    found = [name for name, p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    required = [name for name, p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     main = getattr(model, "main_input_name", None)
-    return found or ([main] if isinstance(main, str) else list(main or ()))
+    return required or ([main] if isinstance(main, str) else list(main or ()))
 
 
 def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str, Any]]:
@@ -118,8 +118,8 @@ def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str,
     mains += [name for name in arguments if name not in mains and (name in kinds or name == "input_ids")]
     for names in dict.fromkeys((tuple(mains), tuple(dict.fromkeys((*mains, *towers))))):
         values = {name: kinds.get(name, [tokens]) for name in names}
-        for place in range(max(len(each) for each in values.values())):
-            given = {name: each[min(place, len(each) - 1)] for name, each in values.items()}
+        for place in range(max(len(choices) for choices in values.values())):
+            given = {name: choices[min(place, len(choices) - 1)] for name, choices in values.items()}
             yield given | ({"decoder_input_ids": tokens} if decoder else {})
 
 
@@ -144,7 +144,7 @@ def _patches(model: Any, number: int) -> Iterator[Any]:
 def _sounds(model: Any, config: Any) -> list[Any]:
     bins = _size(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80)
     frames = 2 * _size(config, "max_source_positions", default=FRAMES // 2)
-    read = next((each.in_features for each in model.modules() if hasattr(each, "in_features")), bins)
+    read = next((module.in_features for module in model.modules() if hasattr(module, "in_features")), bins)
     lengths = dict.fromkeys((_size(config, "max_length", default=FRAMES), FRAMES))
     shapes = [(length, n) for length in lengths for n in dict.fromkeys((bins, 128, read))]
     return [_normal(BATCH, bins, frames), *(_normal(BATCH, *shape) for shape in shapes)]
@@ -177,7 +177,7 @@ def _plain(model: Any) -> Iterator[Any]:
         elif kind.startswith("Conv2d") and weight is not None:
             sizes = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
             side = sizes.get("input_size", (0, 0, 0))[-1] or _attribute(model, "img_size", "image_size") or 64
-            yield from (_normal(BATCH, module.in_channels, each, each) for each in dict.fromkeys((side, 64, 224)))
+            yield from (_normal(BATCH, module.in_channels, n, n) for n in dict.fromkeys((side, 64, 224)))
         elif "Conv1d" in kind and weight is not None:
             yield _normal(BATCH, module.in_channels, FRAMES)
         elif weight is not None and weight.dim() == 2:
@@ -205,7 +205,7 @@ def _special(config: Any) -> set[int]:
     special: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
-            special |= {each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)}
+            special |= {token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
     return special
 
 

@@ -68,11 +68,11 @@ class Compiled:
         given, run = _flat(function, inputs)
 
         def values(arrays: list[Any]) -> dict[int, Any]:
-            closed, kept = jax.make_jaxpr(run)(arrays, given), {}
-            watch = {order: functools.partial(kept.__setitem__, order) for order in orders}
+            closed, node_values = jax.make_jaxpr(run)(arrays, given), {}
+            watch = {order: functools.partial(node_values.__setitem__, order) for order in orders}
             walk = _Walk(dict(zip(leaves, arrays, strict=True)), watch, measures=False)
             walk.all(closed, arrays, given)
-            return kept
+            return node_values
 
         self.values = jax.jit(values)
 
@@ -121,18 +121,18 @@ class _Walk:
 
     def known(self) -> dict[str, Parameter]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
-        found = {}
+        parameters = {}
         for name, x in self.arrays.items():
             if name not in self.stacked:
                 flat = x.reshape(-1).astype(np.float64)
                 ends = (float(flat.min()), float(flat.max())) if flat.size else (0.0, 0.0)
-                found[name] = Parameter(x.shape, flat.__getitem__, *ends, str(x.dtype))
-        return found
+                parameters[name] = Parameter(x.shape, flat.__getitem__, *ends, str(x.dtype))
+        return parameters
 
     def add(self, node: Node) -> Node:
-        for each in node.inputs:
-            if each.number < 0:
-                self.add(each)
+        for parent in node.inputs:
+            if parent.number < 0:
+                self.add(parent)
         node.number = len(self.nodes)
         self.nodes.append(node)
         return node
@@ -195,12 +195,12 @@ class _Walk:
         if inner is not None and primitive.name != "while":
             return self.run(*_opened(inner), nodes, values)
         returned = primitive.bind(*values, **parameters)
-        found = []
+        outputs = []
         for place, value in enumerate(returned if primitive.multiple_results else [returned]):
             node = of_jax(primitive.name, parameters, nodes, tuple(np.shape(value)))
-            node.others = tuple(each for each in nodes if each not in node.inputs)
+            node.others = tuple(argument for argument in nodes if argument not in node.inputs)
             if not self.measures:
-                found.append((self.seen(node, value), value))
+                outputs.append((self.seen(node, value), value))
                 continue
             random = str(value.dtype).startswith("key<")
             if node.fixed and not random:
@@ -210,11 +210,11 @@ class _Walk:
                 node.rows = _rows(value)
             if node.kind == "contraction":
                 axes, _ = parameters["dimension_numbers"]
-                node.about["sums"] = [_sums(each, own) for each, own in zip(values, axes, strict=True)]
+                node.about["sums"] = [_sums(operand, dims) for operand, dims in zip(values, axes, strict=True)]
             if node.kind == "view" and not node.fixed and is_a(primitive.name, "move"):
                 node.moved = functools.partial(_again, equation, place)
-            found.append((self.seen(node, value), value))
-        return found
+            outputs.append((self.seen(node, value), value))
+        return outputs
 
     def scan(self, equation: Any, nodes: list[Node], values: list[Any]) -> list[tuple[Node, Any]]:
         """The steps of a loop; stacked parameters are cut into those of its steps."""
@@ -251,13 +251,13 @@ class _Walk:
 
     def piece(self, node: Node, number: int, shape: tuple[int, ...]) -> Node:
         """One of the arrays in a stack; of a parameter it is a parameter."""
-        whole = node
-        while whole.kind == "view" and whole.fixed and whole.inputs and whole.inputs[0].shape == whole.shape:
-            whole = whole.inputs[0]
-        if whole.kind == "parameter":
-            name = f"{whole.operation}[{number}]"
-            self.arrays[name] = self.arrays[whole.operation][number]
-            self.stacked.add(whole.operation)
+        stack = node
+        while stack.kind == "view" and stack.fixed and stack.inputs and stack.inputs[0].shape == stack.shape:
+            stack = stack.inputs[0]
+        if stack.kind == "parameter":
+            name = f"{stack.operation}[{number}]"
+            self.arrays[name] = self.arrays[stack.operation][number]
+            self.stacked.add(stack.operation)
             return self.parameter(name)
         uniform = dict(node.about) if node.about.get("uniform") else {}
         return self.add(Node("view", (node,), shape, "slice", node.parameters, fixed=node.fixed, about=uniform))
@@ -271,12 +271,12 @@ def _stacks(jaxpr: Any, names: list[str]) -> set[str]:
             if not hasattr(variable, "val") and variable in parts:
                 first = equation.params.get("start_indices", (-1,)) if equation.primitive.name == "slice" else (-1,)
                 parts[variable].add(first[0])
-    found = set()
+    stacks = set()
     for name, (variable, numbers) in zip(names, parts.items(), strict=True):
         layers = variable.aval.shape[0] if variable.aval.shape else 0
         if layers > 1 and numbers == {*range(layers)}:
-            found.add(name)
-    return found
+            stacks.add(name)
+    return stacks
 
 
 def _again(equation: Any, place: int, values: Any) -> Any:
@@ -294,5 +294,5 @@ def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | Non
     if x.ndim < 2 or len(axes) != 1 or not x.size or x.min() < 0 or x.max() > 1:
         return None
     sums = x.sum(axes)
-    other = x.sum(x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
-    return float(sums.min()), float(sums.max()), float(np.abs(other - 1).max())
+    other_sums = x.sum(x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
+    return float(sums.min()), float(sums.max()), float(np.abs(other_sums - 1).max())

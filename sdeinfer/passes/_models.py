@@ -63,13 +63,13 @@ def unwrapped(module: Any) -> Any:
 
 def named(pairs: Any) -> dict[str, Any]:
     """Tensors by the first of their names."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     seen: set[int] = set()
     for name, tensor in pairs:
         if tensor is not None and id(tensor) not in seen:
             seen.add(id(tensor))
-            found[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
-    return found
+            tensors[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
+    return tensors
 
 
 def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:
@@ -107,10 +107,10 @@ def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
     if nnx is not None and isinstance(network, nnx.Module):
         evaluated = nnx.clone(network)
         evaluated.eval()
-        definition, parameters, rest = nnx.split(evaluated, nnx.Param, ...)
+        definition, parameters, state = nnx.split(evaluated, nnx.Param, ...)
         names, leaves, rebuilt = _arrays(parameters)
         return (
-            (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), rest)(*args, **kwargs)),
+            (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), state)(*args, **kwargs)),
             dict(zip(names, leaves, strict=True)),
             type(network).__name__,
         )
@@ -128,7 +128,7 @@ def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
 def shapes_of(network: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters by name."""
     if is_torch(network):
-        return {name: tuple(each.shape) for name, each in network.named_parameters()}
+        return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     return {name: np.shape(leaf) for name, leaf in function_of(network)[1].items()}
 
 
@@ -139,8 +139,8 @@ def require_model(network: Any) -> None:
     if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (
         callable(network) and jax.tree.leaves(network)
     ):
-        what = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
-        raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {what}")
+        fault = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
+        raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {fault}")
 
 
 def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]]:
@@ -169,8 +169,8 @@ def _replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
     """A model with arrays in the places of others."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
-        definition, parameters, rest = nnx.split(network, nnx.Param, ...)
-        return nnx.merge(definition, _with(parameters, new), rest)
+        definition, parameters, state = nnx.split(network, nnx.Param, ...)
+        return nnx.merge(definition, _with(parameters, new), state)
     if isinstance(network, tuple):
         return network[0], _with(network[1], new)
     return _with(network, new)

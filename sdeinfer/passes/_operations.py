@@ -49,12 +49,12 @@ tensors; "choices" are those of routers; norms of a "batch" are not over feature
 
 @functools.cache
 def _kinds() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for line in OPERATIONS.strip().splitlines():
         kinds, names = line.split(": ")
         for name in names.split():
-            found.setdefault(name, set()).update(kinds.split())
-    return found
+            by_name.setdefault(name, set()).update(kinds.split())
+    return by_name
 
 
 def is_a(operation: str, kind: str) -> bool:
@@ -131,9 +131,9 @@ def contracted(left: Node, right: Node, shape: tuple[int, ...], name: str, sizes
     """A matrix product: with a parameter it is a product, of activations a contraction."""
     parameter = next((node for node in (right, left) if node.fixed and node.parameters), None)
     if parameter is not None:
-        other = left if parameter is right else right
+        activations = left if parameter is right else right
         about = sizes | {"weight": parameter}
-        return Node("product", (other,), shape, name, parameter.parameters, (scale,), about=about)
+        return Node("product", (activations,), shape, name, parameter.parameters, (scale,), about=about)
     live = tuple(node for node in (left, right) if not node.fixed)
     if len(live) < 2:
         return Node("view", live, shape, name)
@@ -155,7 +155,7 @@ def of_torch(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node],
         return _convolution(inputs, shape, name, groups, transposed=transposed)
     if live and is_a(name, "sum"):
         return _sum(name, args, kwargs, inputs, shape)
-    number = next((float(each) for each in args if isinstance(each, int | float)), 1.0)
+    number = next((float(argument) for argument in args if isinstance(argument, int | float)), 1.0)
     return node_of(name, inputs, shape, number=number)
 
 
@@ -208,7 +208,7 @@ def _sum(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], sha
 
 
 def _number(values: Any) -> float:
-    return next((float(each) for each in values if isinstance(each, int | float)), math.nan)
+    return next((float(value) for value in values if isinstance(value, int | float)), math.nan)
 
 
 def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:

@@ -47,8 +47,8 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
         except Exception as error:
             errors.append(_line(error))
     names = ", ".join(needed(network)) or "its argument"
-    why = f" ({errors[0]})" if errors else ""
-    raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{why}")
+    reason = f" ({errors[0]})" if errors else ""
+    raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{reason}")
 
 
 def _bound(network: Any, inputs: Any) -> Inputs:

@@ -80,52 +80,52 @@ class BranchNorms:
     def before(self) -> bool | None:
         """Whether all matrices that read the stream read a norm of it; None if none was seen."""
         start = self.link.skip.origin
-        return all(each.normed and each.origin is not start for each in self.readers) if self.readers else None
+        return all(reader.normed and reader.origin is not start for reader in self.readers) if self.readers else None
 
 
 def readings_of(account: Account) -> list[Reading]:
     """The input of each matrix at each use; a table of tokens that is used as a matrix is a head."""
-    found = []
+    readings = []
     for matrix in account.matrices.values():
         role = "head" if matrix.role == "embedding" else matrix.role
         for product in account.uses.get(matrix.array, ()) if matrix.linear or role == "head" else ():
             if product.kind in PRODUCTS and product.inputs:
-                found.append(_reading(account, dataclasses.replace(matrix, role=role), product))
-    return found
+                readings.append(_reading(account, dataclasses.replace(matrix, role=role), product))
+    return readings
 
 
 def _reading(account: Account, matrix: Matrix, product: Node) -> Reading:
-    at = node = product.inputs[0]
+    origin = node = product.inputs[0]
     whole, zeros, names = True, [], []
     while True:
-        if at.kind == "scale":
-            if at.factors[0] == 0:
-                zeros.append(name_of(at.about.get("by")))
-            names += at.parameters[:1]
-        elif at.kind == "sum" and len(at.inputs) == 1:
-            whole &= not any(fixed.about.get("rms", 1.0) for fixed in at.about.get("fixed", ()))
-        elif at.kind == "view":
-            whole &= is_a(at.operation, "move") and not is_a(at.operation, "piece")
-        elif at.kind != "join" or at.inputs[1:]:
+        if origin.kind == "scale":
+            if origin.factors[0] == 0:
+                zeros.append(name_of(origin.about.get("by")))
+            names += origin.parameters[:1]
+        elif origin.kind == "sum" and len(origin.inputs) == 1:
+            whole &= not any(fixed.about.get("rms", 1.0) for fixed in origin.about.get("fixed", ()))
+        elif origin.kind == "view":
+            whole &= is_a(origin.operation, "move") and not is_a(origin.operation, "piece")
+        elif origin.kind != "join" or origin.inputs[1:]:
             break
-        at = at.inputs[0]
+        origin = origin.inputs[0]
     rows = _rows(node)
     square = math.nan if rows is None or not rows.size else float(rows.mean())
-    found = Reading(matrix.name, matrix.role, matrix.layer, square, product, at, at, zeros=tuple(zeros))
-    if at.kind != "norm" or rows is None:
-        return found
-    gains = tuple([*at.parameters[:1], *names])
-    found = dataclasses.replace(found, read=account.graph.term(at.inputs[0]).origin, norms=gains)
-    before = _rows(at.inputs[0])
+    reading = Reading(matrix.name, matrix.role, matrix.layer, square, product, origin, origin, zeros=tuple(zeros))
+    if origin.kind != "norm" or rows is None:
+        return reading
+    gains = tuple([*origin.parameters[:1], *names])
+    reading = dataclasses.replace(reading, read=account.graph.term(origin.inputs[0]).origin, norms=gains)
+    before = _rows(origin.inputs[0])
     before = rows if before is None or before.shape != rows.shape else before
     convolves = product.kind == "convolution"  # the features of a token are not a row
     if convolves:
         rows, before = rows.mean(keepdims=True), before.mean(keepdims=True)
     factor, least = math.sqrt(np.median(rows)), math.sqrt(np.median(before / (before + LARGEST_EPSILON)))
-    of_unit_length = at.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=ALIKE)
-    if not whole or of_unit_length or is_a(at.operation, "batch"):
-        return found
-    return dataclasses.replace(found, factor=factor, least=least, even=convolves or is_even(at))
+    of_unit_length = origin.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=ALIKE)
+    if not whole or of_unit_length or is_a(origin.operation, "batch"):
+        return reading
+    return dataclasses.replace(reading, factor=factor, least=least, even=convolves or is_even(origin))
 
 
 def is_even(norm: Node) -> bool:
@@ -158,26 +158,26 @@ def name_of(fixed: Node | None) -> str:
 
 def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
     """The norms of each branch."""
-    graph, found = account.graph, []
+    graph, norms = account.graph, []
     for chain in account.streams:
         for place, link in enumerate(chain):
-            own = graph.between(link.branch.origin, link.skip.origin)
-            reads = [each for each in readings if own >> each.product.number & 1]
-            states = {each.skip.origin.number: each for each in chain[: place + 1]}
-            read = {number for each in reads for number in (each.origin.number, each.read.number)} & {*states}
+            bits = graph.between(link.branch.origin, link.skip.origin)
+            reads = [reading for reading in readings if bits >> reading.product.number & 1]
+            states = {state.skip.origin.number: state for state in chain[: place + 1]}
+            read = {number for reading in reads for number in (reading.origin.number, reading.read.number)} & {*states}
             back = min((place - chain.index(states[number]) for number in read), default=-1)
             # A branch beside another one reads the state before that.
-            recent = {number for number, each in states.items() if each.layer == link.layer}
+            recent = {number for number, state in states.items() if state.layer == link.layer}
             readers = [
-                each
-                for each in reads
-                if each.role not in ("router", "inner", "mixer output")
-                and {each.origin.number, each.read.number} & recent
+                reading
+                for reading in reads
+                if reading.role not in ("router", "inner", "mixer output")
+                and {reading.origin.number, reading.read.number} & recent
             ]
             following = chain[place + 1].normed if place + 1 < len(chain) else _ends_normed(account, link)
             writers = [source.normed for source in link.writers]
-            found.append(BranchNorms(link, tuple(readers), following, bool(writers) and all(writers), back))
-    return found
+            norms.append(BranchNorms(link, tuple(readers), following, bool(writers) and all(writers), back))
+    return norms
 
 
 def _ends_normed(account: Account, link: Link) -> bool:

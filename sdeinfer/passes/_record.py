@@ -114,8 +114,8 @@ class Record:
     @functools.cached_property
     def readers(self) -> Mapping[int, list[Node]]:
         """The nodes that are computed from each node, by its number."""
-        found: dict[int, list[Node]] = defaultdict(list)
+        by_number: dict[int, list[Node]] = defaultdict(list)
         for node in self.nodes:
-            for each in node.inputs:
-                found[each.number].append(node)
-        return found
+            for parent in node.inputs:
+                by_number[parent.number].append(node)
+        return by_number

@@ -29,12 +29,12 @@ def account_of(graph: Graph) -> Account:
     writers: dict[str, list[tuple[Link, Source]]] = {}
     for chain in streams:
         for link in chain:
-            own = graph.between(link.branch.origin, link.skip.origin)
+            bits = graph.between(link.branch.origin, link.skip.origin)
             # Values of another stream, as that of an encoder, are no part of a branch.
-            for other in streams:
-                if other is not chain and own >> other[-1].sum.number & 1:
-                    own &= ~graph.reach[other[-1].sum.number]
-            nodes = list(graph.nodes(own))
+            for stream in streams:
+                if stream is not chain and bits >> stream[-1].sum.number & 1:
+                    bits &= ~graph.reach[stream[-1].sum.number]
+            nodes = list(graph.nodes(bits))
             for source in link.writers:
                 if source.node.parameters:
                     writers.setdefault(source.node.parameters[0], []).append((link, source))
@@ -42,14 +42,14 @@ def account_of(graph: Graph) -> Account:
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
     _outside(graph, streams, roles)
-    matrices, gains = _Matrices(graph, streams, roles, places).found()
+    matrices, gains = _Matrices(graph, streams, roles, places).by_name()
     return Account(graph, streams, matrices, uses, writers, logits, gains)
 
 
 def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[Logits]:
     """Give the products of a branch their roles; the logits of its attentions."""
     stop = graph.reach[link.skip.origin.number]
-    found: list[Logits] = []
+    attentions: list[Logits] = []
 
     def give(node: Node, role: str, *, activations: bool = True) -> None:
         for source in graph.sources(node, stop=stop, activations=activations):
@@ -57,17 +57,17 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
                 roles.setdefault(source.node.number, {}).setdefault(role, columns_of(graph.record, source))
 
     ends = {source.node.number for source in link.writers}
-    softmax = [node for node in nodes if node.kind == "softmax"]
+    softmaxes = [node for node in nodes if node.kind == "softmax"]
     # Indices that a router chooses are no part of the branch's values, so that all of the record is looked through.
     routes = [node for node in graph.record.nodes if not node.fixed and is_a(node.operation, "choice")]
-    routes += [node for node in softmax if logits_of(graph, node) is None]
+    routes += [node for node in softmaxes if logits_of(graph, node) is None]
     kinds = {}
-    for node in softmax:
+    for node in softmaxes:
         if (pair := logits_of(graph, node)) is not None:
             give(pair[0].inputs[0], "query")
             give(pair[0].inputs[1], "key")
             logits, values = attention_of(graph, node, pair, link.layer, nodes)
-            found.append(logits)
+            attentions.append(logits)
             for value in values:
                 give(value, "value")
     for source in link.writers:
@@ -79,17 +79,21 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
     mixer = link.kind == "mixer"
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= 512:
-            if any(graph.has(each, node) and not graph.depends(each, node) for each in routes):
+            if any(graph.has(route, node) and not graph.depends(route, node) for route in routes):
                 roles[node.number] = {"router": None}
     for node in nodes:
-        if node.kind == "gate" and not mixer and not _weighs(graph, node, softmax):
+        if node.kind == "gate" and not mixer and not _weighs(graph, node, softmaxes):
             _gated(graph, node, ends, give)
     for node in nodes:
         if node.kind in PRODUCTS and node.number not in roles:
-            reads = not any(graph.has(node, each) for each in nodes if each.kind in PRODUCTS and each is not node)
-            plain = any(kind == "mlp" for kind in kinds.values()) and not any(graph.has(each, node) for each in softmax)
+            reads = not any(
+                graph.has(node, product) for product in nodes if product.kind in PRODUCTS and product is not node
+            )
+            plain = any(kind == "mlp" for kind in kinds.values()) and not any(
+                graph.has(softmax, node) for softmax in softmaxes
+            )
             roles[node.number] = {("up" if plain else "reads") if reads else "inner": None}
-    return found
+    return attentions
 
 
 def _weighs(graph: Graph, node: Node, softmax: list[Node]) -> bool:
@@ -101,7 +105,7 @@ def _weighs(graph: Graph, node: Node, softmax: list[Node]) -> bool:
 
 def _gated(graph: Graph, node: Node, ends: set[int], give) -> None:
     """Give roles to the sides of a product of activations: the side through a nonlinearity is the gate."""
-    linear = [{each.node.number for each in graph.sources(side)} for side in node.inputs]
+    linear = [{source.node.number for source in graph.sources(side)} for side in node.inputs]
     if (linear[0] | linear[1]) & ends or node.inputs[0] is node.inputs[1]:
         return
     if bool(linear[0]) == bool(linear[1]):
@@ -149,7 +153,7 @@ class _Matrices:
         self.matrices: dict[str, list[Matrix]] = {}
         self.gains: dict[str, list[tuple[float, float]]] = {}
 
-    def found(self) -> tuple[dict[str, Matrix], dict[str, list[tuple[float, float]]]]:
+    def by_name(self) -> tuple[dict[str, Matrix], dict[str, list[tuple[float, float]]]]:
         """All matrices by name, and the gains."""
         for node in self.graph.record.nodes:
             if node.kind in PRODUCTS and node.parameters:
@@ -162,7 +166,7 @@ class _Matrices:
                 self._scale(node)
             elif node.kind == "sum" and not node.fixed and node.parameters:
                 self._added(node)
-        return {each.name: each for array in self.matrices.values() for each in array}, self.gains
+        return {matrix.name: matrix for array in self.matrices.values() for matrix in array}, self.gains
 
     def _note(self, name: str, role: str, node: Node, fans: tuple[int, int] = (0, 0), of: str = "", parts=None) -> None:
         if name not in self.graph.record.parameters:
@@ -172,19 +176,19 @@ class _Matrices:
             return
         layer, layers = self.places.get(node.number, (None, self.layers))
         shape = self.graph.record.parameters[name].shape
-        whole = Matrix(role, *fans, self.width, layers, layer, name, shape, of, name)
+        matrix = Matrix(role, *fans, self.width, layers, layer, name, shape, of, name)
         self.matrices[name] = [
             dataclasses.replace(
-                whole,
-                role="bias" if role == "bias" else own,
-                of=own if role == "bias" else "",
+                matrix,
+                role="bias" if role == "bias" else part_role,
+                of=part_role if role == "bias" else "",
                 fan_out=len(places.columns),
                 name=f"{name}[{label}]",
                 shape=places.shape,
                 places=places,
             )
-            for label, (own, places) in (parts or {}).items()
-        ] or [whole]
+            for label, (part_role, places) in (parts or {}).items()
+        ] or [matrix]
 
     def _product(self, node: Node) -> None:
         columns = self.roles.get(node.number, {"other": None})
@@ -194,16 +198,16 @@ class _Matrices:
         parts = {} if parameter is None else places_of(node, parameter, columns)
         self._note(name, role, node, fans, parts=parts)
         if len(columns) > 1 and not parts and len(self.matrices.get(name, ())) == 1:
-            (whole,) = self.matrices[name]
-            self.matrices[name] = [dataclasses.replace(whole, roles=tuple(columns))]
+            (matrix,) = self.matrices[name]
+            self.matrices[name] = [dataclasses.replace(matrix, roles=tuple(columns))]
         for bias in biases:
             self._note(bias, "bias", node, fans, role, places_of_bias(fans[1], columns))
 
     def _table(self, node: Node) -> None:
         parameter = self.graph.record.parameters.get(node.parameters[0])
-        rows, *rest = parameter.shape if parameter is not None else (0, 0)
+        rows, *sizes = parameter.shape if parameter is not None else (0, 0)
         role = "position" if node.fixed or _counted(node.inputs[0]) else "embedding"
-        self._note(node.parameters[0], role, node, (rows, rest[-1] if rest else 0))
+        self._note(node.parameters[0], role, node, (rows, sizes[-1] if sizes else 0))
 
     def _norm(self, node: Node) -> None:
         for name, role in zip(node.parameters, ("norm", "norm bias"), strict=False):
@@ -214,11 +218,11 @@ class _Matrices:
 
     def _scale(self, node: Node) -> None:
         """A parameter that multiplies: the gain of a norm, if no other one is between."""
-        origin, at, gains = self.graph.term(node.inputs[0]).origin, node.inputs[0], 0
-        while at.kind == "scale" or (at.kind == "view" and is_a(at.operation, "move")):
-            gains += at.kind == "scale" and bool(at.parameters)
-            at = at.inputs[0]
-        normed = at.kind == "norm" and not gains and not at.parameters
+        origin, tensor, gains = self.graph.term(node.inputs[0]).origin, node.inputs[0], 0
+        while tensor.kind == "scale" or (tensor.kind == "view" and is_a(tensor.operation, "move")):
+            gains += tensor.kind == "scale" and bool(tensor.parameters)
+            tensor = tensor.inputs[0]
+        normed = tensor.kind == "norm" and not gains and not tensor.parameters
         for name in node.parameters:
             self._note(name, "norm" if normed else "scale", origin)
             if normed and "mean" in node.about:

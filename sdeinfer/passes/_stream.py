@@ -45,8 +45,8 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     added: dict[int, list[Link]] = {}  # states of the streams that are added to later ones
     for node in graph.record.nodes:
         if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
-            one, other = (graph.term(side).origin for side in node.inputs)
-            for late, early in ((one, other), (other, one)):
+            left, right = (graph.term(side).origin for side in node.inputs)
+            for late, early in ((left, right), (right, left)):
                 if (link := by_sum.get(late.number)) is not None and _has(graph, link, early, by_sum):
                     by_sum[node.number] = link
                     added.setdefault(early.number, []).append(link)
@@ -55,35 +55,35 @@ def streams_of(graph: Graph) -> list[list[Link]]:
                 if (link := _link(graph, node, by_sum)) is not None:
                     links.append(link)
                     by_sum[node.number] = link
-    for number, (link, *more) in added.items():
-        recent = [each for each in (link, link.before) if each is not None]
-        if number in [each.branch.origin.number for each in recent]:
+    for number, (link, *repeats) in added.items():
+        recent = [recent_link for recent_link in (link, link.before) if recent_link is not None]
+        if number in [recent_link.branch.origin.number for recent_link in recent]:
             link.again = "what a branch returns is added twice"
-        elif not more and number in [each.skip.origin.number for each in recent]:
+        elif not repeats and number in [recent_link.skip.origin.number for recent_link in recent]:
             link.again = "the stream is added to a sum that has it already, and counts twice"
     followed = {id(link.before) for link in links}
     chains = []
     for link in links:
         if id(link) not in followed:
-            chain, at = [], link
-            while at is not None:
-                chain.append(at)
-                at = at.before
+            chain, member = [], link
+            while member is not None:
+                chain.append(member)
+                member = member.before
             chains.append(chain[::-1])
     chains.sort(key=lambda chain: (len(chain), chain[-1].sum.number), reverse=True)
-    kept: list[list[Link]] = []
+    streams: list[list[Link]] = []
     for chain in chains:
-        own = [link for link in chain if not any(link in other for other in kept)]
-        if own and not any(_inside(graph, own, other) for other in kept):
-            kept.append(own)
-    for chain in kept:
+        remainder = [link for link in chain if not any(link in stream for stream in streams)]
+        if remainder and not any(_inside(graph, remainder, stream) for stream in streams):
+            streams.append(remainder)
+    for chain in streams:
         _number(graph, chain)
-    return sorted(kept, key=lambda chain: chain[0].sum.number)
+    return sorted(streams, key=lambda chain: chain[0].sum.number)
 
 
 def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
     """Whether a sum of a stream has a tensor already: an earlier state of it, or what one of the last two added."""
-    if early in [each.branch.origin for each in (link, link.before) if each is not None]:
+    if early in [recent_link.branch.origin for recent_link in (link, link.before) if recent_link is not None]:
         return True
     before = links.get(early.number)
     if before is link or not graph.depends(link.sum, early):
@@ -92,39 +92,39 @@ def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
 
 
 def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
-    terms = [graph.term(each) for each in node.inputs]
+    terms = [graph.term(side) for side in node.inputs]
     terms = [dataclasses.replace(term, factor=term.factor * c) for term, c in zip(terms, node.factors, strict=True)]
     for skip, branch in (terms, terms[::-1]):
-        at, normed = skip.origin, False
-        before = links.get(at.number)
-        if before is None and at.kind == "norm" and not is_a(at.operation, "batch"):
-            inner = graph.term(at.inputs[0]).origin
+        state, normed = skip.origin, False
+        before = links.get(state.number)
+        if before is None and state.kind == "norm" and not is_a(state.operation, "batch"):
+            inner = graph.term(state.inputs[0]).origin
             before, normed = links.get(inner.number), inner.number in links
         starts = [before.start.skip.origin] if before is not None else []
-        mask = is_a(at.operation, "truth")
-        if mask or graph.has(skip.origin, branch.origin) or branch.origin.number == at.number:
+        mask = is_a(state.operation, "truth")
+        if mask or graph.has(skip.origin, branch.origin) or branch.origin.number == state.number:
             continue
-        if any(graph.depends(branch.origin, each) for each in [at, *starts]):
-            stop = graph.reach[at.number]
+        if any(graph.depends(branch.origin, origin) for origin in [state, *starts]):
+            stop = graph.reach[state.number]
             writers = graph.sources(branch.origin, stop=stop) or graph.sources(
                 branch.origin, stop=stop, activations=True
             )
             writers = [
-                dataclasses.replace(each, factor=each.factor * branch.factor, scales=each.scales + branch.scales)
-                for each in writers
+                dataclasses.replace(writer, factor=writer.factor * branch.factor, scales=writer.scales + branch.scales)
+                for writer in writers
             ]
             return Link(node, skip, branch, writers, normed, before)
     return None
 
 
-def _inside(graph: Graph, chain: list[Link], other: list[Link]) -> bool:
+def _inside(graph: Graph, chain: list[Link], stream: list[Link]) -> bool:
     """Whether sums are part of a branch of another stream."""
     first, last = chain[0], chain[-1]
     return any(
         graph.has(link.branch.origin, last.sum)
         and not graph.has(link.skip.origin, last.sum)
         and graph.has(first.skip.origin, link.skip.origin)
-        for link in other
+        for link in stream
     )
 
 
@@ -150,12 +150,12 @@ def _number(graph: Graph, chain: list[Link]) -> None:
 
 
 def _kind(graph: Graph, link: Link) -> str:
-    own = graph.between(link.branch.origin, link.skip.origin)
-    found = set()
+    bits = graph.between(link.branch.origin, link.skip.origin)
+    kinds = set()
     for source in link.writers:
-        inside = graph.reach[source.node.number] & own
-        found.add(kind_of(graph, graph.nodes(inside)))
-    return " and ".join(sorted(found)) or kind_of(graph, graph.nodes(own))
+        inside = graph.reach[source.node.number] & bits
+        kinds.add(kind_of(graph, graph.nodes(inside)))
+    return " and ".join(sorted(kinds)) or kind_of(graph, graph.nodes(bits))
 
 
 def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:

@@ -49,9 +49,9 @@ class Taps:
         for name, node in nodes.items():
             self._takers[node.order].append(functools.partial(keep, name))
 
-    def with_others(self, others: "Taps") -> "Taps":
+    def with_others(self, taps: "Taps") -> "Taps":
         """These taps, and those of another one, which keeps count of its own."""
-        for order, takers in others._takers.items():
+        for order, takers in taps._takers.items():
             self._takers[order] += takers
         return self
 
@@ -143,8 +143,8 @@ def _stream_of(account: Account, names: str | None = None) -> list[Link]:
     if streams:
         known = ", ".join(sorted({f"{common(_names_in(chain))}.*" for chain in streams}))
         raise InputError(f"stream: the model has {len(streams)} residual streams: name one, as by {known}")
-    of = "" if names is None else f" with parameters {names!r}"
-    raise InputError(f"stream: the model has no residual stream{of}")
+    condition = "" if names is None else f" with parameters {names!r}"
+    raise InputError(f"stream: the model has no residual stream{condition}")
 
 
 def _names_in(chain: Iterable[Link]) -> list[str]:
@@ -258,23 +258,23 @@ def states_of(branches: list[Branch]) -> list[Node]:
 
 def _way(node: Node) -> list[Node]:
     """A tensor, and what it was made of by views, factors and norms."""
-    found = [node]
+    tensors = [node]
     while (
         node.inputs and node.kind in ("view", "scale", "norm", "join") or (node.kind == "sum" and len(node.inputs) == 1)
     ):
         node = node.inputs[0]
-        found.append(node)
-    return found
+        tensors.append(node)
+    return tensors
 
 
 def products_in_turn(account: Account) -> list[Node]:
     """The hidden states of a network without a residual stream: the input, and the output of each matrix, scaled."""
-    record, found = account.graph.record, []
+    record, states = account.graph.record, []
     for node in record.nodes:
         if node.kind == "product":
-            found += [node.inputs[0]] if not found else []
-            found.append(node)
-    return [*found[:1], *(_scaled(record, node) for node in found[1:])]
+            states += [node.inputs[0]] if not states else []
+            states.append(node)
+    return [*states[:1], *(_scaled(record, node) for node in states[1:])]
 
 
 def _scaled(record: Record, node: Node) -> Node:

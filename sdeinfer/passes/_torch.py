@@ -72,8 +72,10 @@ def _evaluation(module: Any) -> Iterator[None]:
     """Evaluation mode, without compiled or fused layers that hide what they compute; all is as before at the end."""
     torch = sys.modules["torch"]
     attention = __import__("torch.nn.attention", fromlist=["sdpa_kernel"])
-    modes = [(each, each.training) for each in module.modules()]
-    buffers = [(each, each.detach().clone()) for each in module.buffers() if each is not None and not each.is_meta]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
+    buffers = [
+        (buffer, buffer.detach().clone()) for buffer in module.buffers() if buffer is not None and not buffer.is_meta
+    ]
     state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
     compiler = getattr(torch.compiler, "set_stance", None)
     threads = torch.get_num_threads()
@@ -82,7 +84,7 @@ def _evaluation(module: Any) -> Iterator[None]:
         module.train()  # some modules forget what they kept of earlier passes
         module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
-        if sum(each.numel() for each in module.parameters()) < SMALL:
+        if sum(parameter.numel() for parameter in module.parameters()) < SMALL:
             torch.set_num_threads(1)
         with stance, attention.sdpa_kernel(attention.SDPBackend.MATH):
             yield
@@ -90,12 +92,12 @@ def _evaluation(module: Any) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
-        for each, mode in modes:
-            each.training = mode
+        for submodule, mode in modes:
+            submodule.training = mode
         with torch.no_grad():
-            for each, values in buffers:
-                if each.shape == values.shape and not torch.equal(each, values):
-                    each.copy_(values)
+            for buffer, values in buffers:
+                if buffer.shape == values.shape and not torch.equal(buffer, values):
+                    buffer.copy_(values)
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -104,9 +106,9 @@ def _tensors(value: Any) -> list[Any]:
     if torch.is_tensor(value):
         return [value]
     if isinstance(value, Mapping):
-        return [each for item in value.values() for each in _tensors(item)]
+        return [tensor for item in value.values() for tensor in _tensors(item)]
     if isinstance(value, list | tuple):
-        return [each for item in value for each in _tensors(item)]
+        return [tensor for item in value for tensor in _tensors(item)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _tensors(vars(value))
     return []
@@ -195,25 +197,25 @@ class _Notes:
         tensors = _tensors([*args, *kwargs.values()])
         inputs = [self.node_of(tensor) for tensor in tensors]
         first = outputs[0]
-        if not in_place and any(first is each for each in tensors):
+        if not in_place and any(first is operand for operand in tensors):
             return
         node = of_torch(name, args, kwargs, inputs, tuple(first.shape))
-        for each in node.inputs:
-            if each.number < 0:  # an operation that does two steps
-                each.number = len(self.nodes)
-                self.nodes.append(each)
-        node.others = tuple(each for each in inputs if each not in node.inputs)
+        for parent in node.inputs:
+            if parent.number < 0:  # an operation that does two steps
+                parent.number = len(self.nodes)
+                self.nodes.append(parent)
+        node.others = tuple(argument for argument in inputs if argument not in node.inputs)
         self._measure(node, first, tensors)
         self.know(first, node)
         moves = is_a(name, "move") and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
-        for place, each in enumerate(outputs):  # pieces of one tensor, or statistics
+        for place, output in enumerate(outputs):  # pieces of one tensor, or statistics
             piece = node
             if place:
                 kind = "view" if node.kind == "view" else "other"
-                piece = Node(kind, node.inputs, tuple(each.shape), name, node.parameters, fixed=node.fixed)
+                piece = Node(kind, node.inputs, tuple(output.shape), name, node.parameters, fixed=node.fixed)
                 piece.others = node.others
-                piece.rows = None if node.rows is None else _rows(each)
-                self.know(each, piece)
+                piece.rows = None if node.rows is None else _rows(output)
+                self.know(output, piece)
             if moves:
                 piece.moved = _again(operation, args, kwargs, place)
         if in_place:
@@ -223,22 +225,22 @@ class _Notes:
         if not node.fixed:
             node.rows = _rows(tensor) if node.kind != "view" or is_a(node.operation, "piece") else None
             if node.kind == "contraction" and len(tensors) == 2:
-                node.about["sums"] = [_sums(each, axis) for each, axis in zip(tensors, (-1, -2), strict=True)]
+                node.about["sums"] = [_sums(operand, axis) for operand, axis in zip(tensors, (-1, -2), strict=True)]
         elif 0 < tensor.numel() <= MOST and tensor.is_floating_point():
             node.about |= _about(tensor)
 
     def _written(self, tensor: Any, node: Node) -> None:
         """Tell the other tensors of this memory, of which it may be a view, that it was written to."""
         alive = []
-        for each in dict.fromkeys(self.in_memory.get(_memory(tensor), ())):
-            reference, own = self.known[each]
-            other = reference()
-            if other is None or _memory(other) != _memory(tensor):
+        for key in dict.fromkeys(self.in_memory.get(_memory(tensor), ())):
+            reference, past = self.known[key]
+            alias = reference()
+            if alias is None or _memory(alias) != _memory(tensor):
                 continue
-            alive.append(each)
-            if other is not tensor:
-                inputs = (node,) if own.fixed else (own, node)
-                self.know(other, Node("join", inputs, tuple(other.shape), "written", fixed=own.fixed and node.fixed))
+            alive.append(key)
+            if alias is not tensor:
+                inputs = (node,) if past.fixed else (past, node)
+                self.know(alias, Node("join", inputs, tuple(alias.shape), "written", fixed=past.fixed and node.fixed))
         self.in_memory[_memory(tensor)] = alive
 
 
@@ -251,10 +253,10 @@ def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> C
     torch = sys.modules["torch"]
     if not (args and torch.is_tensor(args[0])):
         return lambda values: None
-    rest, own = args[1:], {key: value for key, value in kwargs.items() if key not in ("dtype", "device", "layout")}
+    tail, options = args[1:], {key: value for key, value in kwargs.items() if key not in ("dtype", "device", "layout")}
 
     def moved(values: Any) -> Any:
-        return _tensors(operation(values, *rest, **own))[place]
+        return _tensors(operation(values, *tail, **options))[place]
 
     return moved
 

@@ -23,11 +23,11 @@ def plot_audit(audit: Audit, *, axes: Axes | Iterable[Axes] | None = None) -> li
     roles = list(dict.fromkeys(row.matrix.role for row in rows))
     declared = audit.recipe is not None
     for number, role in enumerate(roles):
-        own = [row for row in rows if row.matrix.role == role and (row.declared or not declared)]
+        role_rows = [row for row in rows if row.matrix.role == role and (row.declared or not declared)]
         style = look(number + 2)
-        value = np.array([row.ratio if declared else row.law.sd * abs(row.factor) for row in own])
-        place = np.array([row.matrix.layer for row in own]) + 0.6 * ((number + 0.5) / max(len(roles), 1) - 0.5)
-        errors = 1.96 * value * np.array([row.law.error for row in own])
+        value = np.array([row.ratio if declared else row.law.sd * abs(row.factor) for row in role_rows])
+        place = np.array([row.matrix.layer for row in role_rows]) + 0.6 * ((number + 0.5) / max(len(roles), 1) - 0.5)
+        errors = 1.96 * value * np.array([row.law.error for row in role_rows])
         panel.errorbar(place, value, errors, fmt=style["marker"], color=style["color"], ms=5, lw=1, label=role)
     if declared:
         panel.axhline(1.0, color=NEUTRAL, lw=0.8)

@@ -125,7 +125,11 @@ def _plot(
     names = [str(name) for name in draws]
     # The symbol of a part of a stack comes after the part's name.
     parts = {name: name.rpartition(".") for name in names}
-    symbols = {name: f"{part}{dot}{SYMBOLS[own]}" for name, (part, dot, own) in parts.items() if own in SYMBOLS}
+    symbols = {
+        name: f"{part}{dot}{SYMBOLS[parameter]}"
+        for name, (part, dot, parameter) in parts.items()
+        if parameter in SYMBOLS
+    }
     labels: Any = MapLabeller(var_name_map={**symbols})
     tree = xr.DataTree.from_dict({"posterior": draws})
     return function(tree, var_names=names, plot_collection=collection, labeller=labels, **settings)

@@ -125,7 +125,7 @@ def _covariance(post: xr.DataTree, group: str) -> xr.DataArray:
     return post.children[group].to_dataset()["covariance"]
 
 
-def _of_gradients(found: GradientNorms, token: int) -> Quantiles:
+def _of_gradients(gradients: GradientNorms, token: int) -> Quantiles:
     """NaN instead of +∞, which opens a band."""
-    norms = found.quantiles(np.array(_PROBABILITIES))[..., token]
-    return found.times, np.where(np.isfinite(norms), norms, np.nan)
+    norms = gradients.quantiles(np.array(_PROBABILITIES))[..., token]
+    return gradients.times, np.where(np.isfinite(norms), norms, np.nan)

@@ -82,7 +82,7 @@ def plot_bands(
         InputError: for other shapes, and for levels that do not increase within [0, 1].
     """
     points = np.asarray(x, float)
-    arrays = {label: np.asarray(own, float) for label, own in samples.items()}
+    arrays = {label: np.asarray(array, float) for label, array in samples.items()}
     if points.ndim != 1 or not points.size:
         raise InputError(f"x: the shape (points,) is needed, got {points.shape}")
     for label, values in arrays.items():
@@ -119,10 +119,10 @@ def _quantiles(
     """Quantiles of samples that are not NaN; NaN where they are infinite."""
     table = pd.DataFrame(values)
     with np.errstate(invalid="ignore"):  # differences of infinite samples
-        found, below, above = (table.quantile(levels, interpolation=each) for each in ("linear", "lower", "higher"))
+        linear, below, above = (table.quantile(levels, interpolation=rule) for rule in ("linear", "lower", "higher"))
     # Without the interpolation from one sample to the next, which may be infinite.
-    return _open(found.mask(below == above, below))
+    return _open(linear.mask(below == above, below))
 
 
-def _open(found: pd.DataFrame | pd.Series) -> np.ndarray:
-    return found.where(np.isfinite(found)).to_numpy()
+def _open(values: pd.DataFrame | pd.Series) -> np.ndarray:
+    return values.where(np.isfinite(values)).to_numpy()

@@ -54,10 +54,10 @@ def plot_tuned(
     panels = panels_of(axes, count, height=2.7)
     for number, (panel, row) in enumerate(zip(panels, rows, strict=False)):
         of_constraint, prompt = divmod(number, len(tuned.V0))
-        constraint, mine = tuned.constraints[of_constraint], samples.loc[prompt]
-        values = mine[str(constraint.criterion.statistic)].to_numpy(float)
-        found, exploded = f"{row['value']:.4g} ± {row['error']:.2g}", mine["exploded"].to_numpy(bool)
-        _panel(panel, constraint, found, float(row["value"]), values, exploded)
+        constraint, table = tuned.constraints[of_constraint], samples.loc[prompt]
+        values = table[str(constraint.criterion.statistic)].to_numpy(float)
+        estimate, exploded = f"{row['value']:.4g} ± {row['error']:.2g}", table["exploded"].to_numpy(bool)
+        _panel(panel, constraint, estimate, float(row["value"]), values, exploded)
         panel.set_title(str(row["name"]), loc="left", fontsize="medium", pad=20)
     return panels
 
@@ -65,7 +65,7 @@ def plot_tuned(
 def _panel(
     axes: Axes,
     constraint: Constraint,
-    found: str,
+    estimate: str,
     value: float,
     values: Float[np.ndarray, " networks"],
     exploded: Bool[np.ndarray, " networks"],
@@ -75,22 +75,22 @@ def _panel(
     match criterion:
         case Probability():
             inside = (criterion.sign * (values - criterion.value) > 0) & ~exploded
-            parts = {f"P = {found}, bound {bound:g}": values[inside], "others": values[~inside]}
+            parts = {f"P = {estimate}, bound {bound:g}": values[inside], "others": values[~inside]}
             bounds = {"": criterion.value}
         case Spread():
             middle = values.mean()
-            marks = {f"mean ± sd, sd {found}": middle - value, "": middle + value}
+            marks = {f"mean ± sd, sd {estimate}": middle - value, "": middle + value}
             bounds = {f"mean ± bound {bound:g}": middle - bound, "": middle + bound}
         case Quantile():
-            marks = {f"{100 * criterion.level:g}% quantile {found}": value}
+            marks = {f"{100 * criterion.level:g}% quantile {estimate}": value}
         case Expectation():
-            marks = {f"mean {found}": value}
+            marks = {f"mean {estimate}": value}
     factor = isinstance(criterion.statistic, NormFactor | GradientFactor)
     edges, scale = _edges(values, [*bounds.values(), *marks.values()], factor=factor)
     # Red and hatched are networks that should be few.
     looks = [(SDE, ""), (WRONG, "////")]
     colours, hatches = zip(*(looks[:1] if len(parts) == 1 else looks[:: constraint.sign]), strict=True)
-    shares = [np.full(len(own), 1 / len(values)) for own in parts.values()]
+    shares = [np.full(len(part), 1 / len(values)) for part in parts.values()]
     labels = [label or "_" for label in parts]
     bars: dict[str, Any] = {"color": colours, "hatch": hatches, "edgecolor": "white", "linewidth": 0, "alpha": 0.5}
     axes.hist(list(parts.values()), edges, weights=shares, stacked=True, label=labels, **bars)
@@ -136,21 +136,21 @@ def plot_transfer(criteria: pd.DataFrame, *, axes: Axes | Iterable[Axes] | None 
     groups = dict(list(table.groupby("criterion", sort=False)))
     panels = panels_of(axes, len(groups), height=2.7)
     looks, depths = _looks(np.unique(table["width"])), np.unique(table["depth"])
-    for (name, mine), panel in zip(groups.items(), panels, strict=True):
+    for (name, group), panel in zip(groups.items(), panels, strict=True):
         for width, style in looks.items():
-            own = mine[mine["width"] == width]
+            rows = group[group["width"] == width]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
-            panel.plot(own["depth"], own["promised"], **line, label=f"n = {width:g}, promised")
+            panel.plot(rows["depth"], rows["promised"], **line, label=f"n = {width:g}, promised")
             # Marks at one depth stand side by side.
             for source, words, inside, shift in (
                 ("chain", "networks", style["color"], 0.97),
                 ("weights", "with weights", "white", 1.03),
             ):
-                if np.isfinite(own[source]).any():
+                if np.isfinite(rows[source]).any():
                     mark = {"fmt": style["marker"], "color": style["color"], "ms": 5, "mfc": inside}
                     label = f"n = {width:g}, {words}"
-                    panel.errorbar(own["depth"] * shift, own[source], own[f"{source}_error"], **mark, label=label)
-        bound = mine["bound"].iloc[0]
+                    panel.errorbar(rows["depth"] * shift, rows[source], rows[f"{source}_error"], **mark, label=label)
+        bound = group["bound"].iloc[0]
         if np.isfinite(bound):
             panel.axhline(bound, color="black", ls=":", label="bound")
         panel.set_title(str(name), loc="left", fontsize="medium")
@@ -164,5 +164,5 @@ def plot_transfer(criteria: pd.DataFrame, *, axes: Axes | Iterable[Axes] | None 
 def _looks(widths: np.ndarray) -> dict[float, dict[str, Any]]:
     """A colour, a line style and a marker for each width; wider is darker."""
     shades = map(to_hex, colormaps["viridis_r"](np.linspace(0.3, 0.9, len(widths))))
-    each = enumerate(zip(widths, shades, strict=True))
-    return {float(width): look(number) | {"color": shade} for number, (width, shade) in each}
+    numbered = enumerate(zip(widths, shades, strict=True))
+    return {float(width): look(number) | {"color": shade} for number, (width, shade) in numbered}

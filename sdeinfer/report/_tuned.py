@@ -38,17 +38,17 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
 
 
 def _provenance(tuned: Tuned) -> dict[str, str]:
-    found = tuned.found
+    search = tuned.found
     return {
         "architecture": tuned.kind,
         "tokens": str(tuned.V0.shape[-1]) + (f", {len(tuned.V0)} prompts" if len(tuned.V0) > 1 else ""),
-        "search": f"{found['paths']} paths, step {found['step']:g}, {found['evaluations']} evaluations, "
-        f"{found['iterations']} iterations, {found['seconds']:.0f} s",
-        "search ended": found["message"],
-        "values": f"{found['paths']} new {tuned.samples}"
-        + (f", step {found['step'] / 2:g}" if tuned.law == "limit" else ""),
-        "start": ", ".join(f"{name} = {value:.4g}" for name, value in found["start"].items()),
-        f"exploded {tuned.samples}": f"{found['exploded']:.2%}",
-        "spread of logits": f"{found['logit_spread']:.2g}",
+        "search": f"{search['paths']} paths, step {search['step']:g}, {search['evaluations']} evaluations, "
+        f"{search['iterations']} iterations, {search['seconds']:.0f} s",
+        "search ended": search["message"],
+        "values": f"{search['paths']} new {tuned.samples}"
+        + (f", step {search['step'] / 2:g}" if tuned.law == "limit" else ""),
+        "start": ", ".join(f"{name} = {value:.4g}" for name, value in search["start"].items()),
+        f"exploded {tuned.samples}": f"{search['exploded']:.2%}",
+        "spread of logits": f"{search['logit_spread']:.2g}",
         "page by": versions("sdeinfer", "jax", "diffrax", "scipy"),
     }

@@ -37,8 +37,8 @@ def along_few_numbers[T](function: Callable[..., T]) -> Callable[..., T]:
 
         if len(places) > FEW or any(map(jnp.ndim, directions)):
             return along(directions, primals)
-        found, columns = along_few_numbers(with_columns)(*primals)
-        return found, jax.tree.map(lambda column: jnp.tensordot(jnp.stack(directions), column, 1), columns)
+        output, columns = along_few_numbers(with_columns)(*primals)
+        return output, jax.tree.map(lambda column: jnp.tensordot(jnp.stack(directions), column, 1), columns)
 
     wrapped.defjvp(derivative, symbolic_zeros=True)
     return wrapped

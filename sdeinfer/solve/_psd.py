@@ -66,8 +66,8 @@ class BrownianSteps(diffrax.AbstractBrownianPath):
         *sizes, paths = self.shape.shape
         together = paths if self.together is None else self.together
         normals = keys.normals((math.prod(sizes) * together,), self.shape.dtype)
-        kept = normals.reshape(*sizes, together)[..., :paths]
-        return kept * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
+        draws = normals.reshape(*sizes, together)[..., :paths]
+        return draws * jnp.sqrt(t1 - t0).astype(self.shape.dtype)
 
 
 class CovarianceTerm(diffrax.AbstractTerm):

@@ -91,11 +91,11 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key)
 
 @eqx.filter_jit
 def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
-    arrays, rest = eqx.partition((layer, V0, solver, key), eqx.is_array)
+    arrays, static = eqx.partition((layer, V0, solver, key), eqx.is_array)
     leaves, structure = jax.tree.flatten(arrays)
 
     def of_arrays(*leaves):
-        layer, V0, solver, key = eqx.combine(jax.tree.unflatten(structure, leaves), rest)
+        layer, V0, solver, key = eqx.combine(jax.tree.unflatten(structure, leaves), static)
         X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
 
         def solve(brownian):

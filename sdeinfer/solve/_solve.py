@@ -74,9 +74,9 @@ def scan_paths(
     @jax.checkpoint
     def step(state, ends_and_real):
         ends, real = ends_and_real
-        X, own = state
-        X1, _, _, own1, _ = solver.step(term, ends[0], ends[1], X, None, own, made_jump=False)
-        return jax.tree.map(lambda new, old: jnp.where(real, new, old), (X1, own1), state), None
+        X, solver_state = state
+        X1, _, _, solver_state1, _ = solver.step(term, ends[0], ends[1], X, None, solver_state, made_jump=False)
+        return jax.tree.map(lambda new, old: jnp.where(real, new, old), (X1, solver_state1), state), None
 
     def chunk(state, steps):
         return jax.lax.scan(step, state, steps)

@@ -104,8 +104,8 @@ def kernel_flow(kernels: list[AddedKernel], X: Array, h: Float[Array, ""], *, ta
     moves = functools.reduce(operator.or_, [kernel.strength > 0 for kernel in kernels])
 
     def added(V):
-        of = [kernel.of_tangents if tangents else kernel.of_tokens for kernel in kernels]
-        return functools.reduce(operator.add, [each(V) for each in of])
+        functions = [kernel.of_tangents if tangents else kernel.of_tokens for kernel in kernels]
+        return functools.reduce(operator.add, [function(V) for function in functions])
 
     def factorise(X):
         V, s = gram(X), h * rate

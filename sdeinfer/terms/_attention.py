@@ -64,9 +64,9 @@ class Attention(AbstractTerm):
         """The parts that move X, by the midpoint rule."""
 
         def velocity(X):
-            at = AttentionDrift.at(self.pattern, X)
-            turned = c.drift * at.turn(X)
-            return turned if self._has_kernel else (c.drift - c.noise) / 2 * at.overlap * X + turned
+            parts = AttentionDrift.at(self.pattern, X)
+            turned = c.drift * parts.turn(X)
+            return turned if self._has_kernel else (c.drift - c.noise) / 2 * parts.overlap * X + turned
 
         return where_present(c, lambda X: X + h * velocity(X + h / 2 * velocity(X)), X)
 

@@ -15,7 +15,7 @@ from scipy import optimize
 from sdeinfer.criteria import AbstractCriterion
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._problem import Problem
-from sdeinfer.tuning._search import Found
+from sdeinfer.tuning._search import Solution
 from sdeinfer.tuning._tuned import Tuned
 
 ACTIVE = 1e-3
@@ -38,9 +38,9 @@ class _Conditions(NamedTuple):
     sensitivity: Float[np.ndarray, "coordinates active"]
 
 
-def answer(problem: Problem, fresh: Problem, found: Found, began: float) -> Tuned:
+def answer(problem: Problem, fresh: Problem, solution: Solution, began: float) -> Tuned:
     """The answer of a search that `began`: values of `fresh` networks by the law of the criteria."""
-    space, u = problem.space, found.u
+    space, u = problem.space, solution.u
     conditions = _conditions(problem, u)
     criteria = _criteria(problem, fresh, conditions, u)
     active = criteria.iloc[np.flatnonzero(conditions.active)]
@@ -58,10 +58,10 @@ def answer(problem: Problem, fresh: Problem, found: Found, began: float) -> Tune
         sensitivity=pd.DataFrame(by_bound, index=space.names, columns=active.index.to_list()),
         found={
             "start": problem.named(space.start()),
-            "evaluations": found.evaluations,
-            "iterations": found.iterations,
-            "message": found.message,
-            "converged": found.converged,
+            "evaluations": solution.evaluations,
+            "iterations": solution.iterations,
+            "message": solution.message,
+            "converged": solution.converged,
             "paths": problem.paths,
             "step": problem.step,
             "seconds": time.perf_counter() - began,
@@ -81,7 +81,7 @@ def _criteria(problem: Problem, fresh: Problem, conditions: _Conditions, u: np.n
 
     def add(name: str, criterion: AbstractCriterion) -> list[dict[str, Any]]:
         estimates = fresh.estimates(criterion, u)
-        own = [
+        entries = [
             {
                 "criterion": name + (f", prompt {prompt}" if len(problem.V0) > 1 else ""),
                 "value": x.value,
@@ -89,8 +89,8 @@ def _criteria(problem: Problem, fresh: Problem, conditions: _Conditions, u: np.n
             }
             for prompt, x in enumerate(estimates)
         ]
-        rows.extend(own)
-        return own
+        rows.extend(entries)
+        return entries
 
     for constraint in problem.constraints:
         for row in add(str(constraint), constraint.criterion):
@@ -111,16 +111,16 @@ def _conditions(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> _Cond
     """
     at_end = problem.space.at_end(u)
     free, goals = ~at_end, problem.objectives(u)
-    active = np.array([each.value < ACTIVE for each in problem.residuals(u)], bool)
+    active = np.array([residual.value < ACTIVE for residual in problem.residuals(u)], bool)
     rows = _slopes(problem, u)[active][:, free]
-    signs = np.repeat([each.sign for each in problem.constraints], len(problem.V0))[active]
-    values, slopes = np.array([each.value for each in goals]), np.array([each.slope[free] for each in goals])
+    signs = np.repeat([constraint.sign for constraint in problem.constraints], len(problem.V0))[active]
+    values, slopes = np.array([goal.value for goal in goals]), np.array([goal.slope[free] for goal in goals])
     tied = np.flatnonzero(values - values.min() <= ACTIVE * max(abs(values.min()), 1e-3))
     scale = max(float(np.abs(slopes).max(initial=0.0)), 1e-12)
     top = np.concatenate([slopes[tied].T, (signs[:, None] * rows).T], axis=1) / scale
     total = np.concatenate([np.ones(len(tied)), np.zeros(len(rows))])
-    found, misfit = optimize.nnls(np.vstack([top, total]), np.append(np.zeros(len(top)), 1.0))
-    of_goals, of_bounds = found[: len(tied)].sum(), signs * found[len(tied) :]
+    weights, misfit = optimize.nnls(np.vstack([top, total]), np.append(np.zeros(len(top)), 1.0))
+    of_goals, of_bounds = weights[: len(tied)].sum(), signs * weights[len(tied) :]
     known = misfit < STATIONARY and of_goals > 0
     multipliers = np.zeros(len(active))
     multipliers[active] = -of_bounds * problem.sign / of_goals if known else np.nan
@@ -133,7 +133,7 @@ def _conditions(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> _Cond
 
 def _slopes(problem: Problem, u: np.ndarray) -> np.ndarray:
     """Gradients of the criteria as they are stated, one row per constraint and prompt."""
-    rows = [each.slope for constraint in problem.constraints for each in problem.criterion(constraint.criterion, u)]
+    rows = [value.slope for constraint in problem.constraints for value in problem.criterion(constraint.criterion, u)]
     return np.array(rows).reshape(-1, len(u))
 
 
@@ -146,7 +146,7 @@ def _moves(
         return np.linalg.pinv(rows)
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        worst = min(problem.objectives(x), key=lambda each: each.value)
+        worst = min(problem.objectives(x), key=lambda goal: goal.value)
         return worst.slope + weights @ _slopes(problem, x)[active]
 
     moves = 0.02 * np.eye(len(u))[free]
@@ -170,10 +170,10 @@ def _logit_spread(layer: AbstractLayer, V0: np.ndarray, width: int) -> float:
     """The largest spread of the logits in a row of the softmax at layer 0; 0 without attention."""
     from sdeinfer.infer._measures import logit_spread
 
-    here = layer.at(0.0)
-    temperatures = [float(here.parameters()[name]) for name in here.coordinates.temperatures]
+    first_layer = layer.at(0.0)
+    temperatures = [float(first_layer.parameters()[name]) for name in first_layer.coordinates.temperatures]
     # Blocks have another temperature.
     if not temperatures or V0.shape[-1] < 2:
         return 0.0
-    spread = logit_spread(V0, np.full(len(V0), width), here.limit().pattern)
+    spread = logit_spread(V0, np.full(len(V0), width), first_layer.limit().pattern)
     return float(spread.max()) / min(temperatures)

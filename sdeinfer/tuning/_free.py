@@ -27,24 +27,24 @@ def space_of(
 ) -> Space:
     """The space of all parameters of a layer that are not fixed; those that one name means have one value."""
     sampled, declared = kind.coordinates.sampled, kind.coordinates.declared
-    known = declared | sampled
-    for what, given in {"fixed": fixed, "bounds": bounds, "knots": knots}.items():
-        for name in given:
-            if not known.keys() & parts_named(kind, name):
-                raise InputError(f"{what}: {kind.name} has no parameter {name}; it has {', '.join(known)}")
+    parameters = declared | sampled
+    for argument, values in {"fixed": fixed, "bounds": bounds, "knots": knots}.items():
+        for name in values:
+            if not parameters.keys() & parts_named(kind, name):
+                raise InputError(f"{argument}: {kind.name} has no parameter {name}; it has {', '.join(parameters)}")
     names = [name for name in sampled if name not in fixed and not _is_settled(kind, name, set(fixed))]
     groups = _groups(kind, names, [*bounds, *knots, *([objective] if objective else [])])
-    for what, given in {"bounds": bounds, "knots": knots}.items():
-        for name in given:
+    for argument, values in {"bounds": bounds, "knots": knots}.items():
+        for name in values:
             if name not in groups:
-                raise InputError(f"{what}: {name} is not free; free are {', '.join(groups) or 'none'}")
+                raise InputError(f"{argument}: {name} is not free; free are {', '.join(groups) or 'none'}")
     if not groups:
         raise InputError("fixed: no parameter is free")
     free = tuple(
         _free(name, members, sampled[members[0]], bounds, knots.get(name, 1)) for name, members in groups.items()
     )
     profiled = tuple(name for name, value in fixed.items() if is_profile(value))
-    for name in (*profiled, *(member for each in free if each.knots > 1 for member in each.members)):
+    for name in (*profiled, *(member for parameter in free if parameter.knots > 1 for member in parameter.members)):
         if name not in declared:
             raise InputError(f"{name}: only the layer's own parameters, {', '.join(declared)}, change with depth")
     _check_fixed(kind, set(fixed), profiled)
@@ -53,24 +53,26 @@ def space_of(
 
 def parts_named(kind: AbstractLayer, name: str) -> tuple[str, ...]:
     """The parameters and coordinates that a name means: one, or those of all parts of a layer, as `strength`."""
-    known = [*kind.coordinates.declared, *kind.coordinates.sampled]
-    return (name,) if name in known else tuple(dict.fromkeys(each for each in known if each.endswith(f".{name}")))
+    names = [*kind.coordinates.declared, *kind.coordinates.sampled]
+    return (name,) if name in names else tuple(dict.fromkeys(part for part in names if part.endswith(f".{name}")))
 
 
-def with_parts(kind: AbstractLayer, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_parts(kind: AbstractLayer, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the names of single parameters; that of a single one overrides that of all parts."""
-    own = {name: value for name, value in given.items() if (name,) == parts_named(kind, name)}
-    return {part: value for name, value in given.items() for part in parts_named(kind, name) or (name,)} | own
+    single_values = {name: value for name, value in values.items() if (name,) == parts_named(kind, name)}
+    return {
+        part: value for name, value in values.items() for part in parts_named(kind, name) or (name,)
+    } | single_values
 
 
 def fixed_values(kind: AbstractLayer, fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The fixed values, checked; functions of depth-time as modules."""
-    found, parameters = {}, kind.coordinates.sampled | kind.coordinates.declared
+    values, parameters = {}, kind.coordinates.sampled | kind.coordinates.declared
     for name, value in fixed.items():
-        found[name] = as_module(value) if is_profile(value) else np.asarray(parameters[name].checked(value), float)
-        if not is_profile(value) and found[name].ndim:
+        values[name] = as_module(value) if is_profile(value) else np.asarray(parameters[name].checked(value), float)
+        if not is_profile(value) and values[name].ndim:
             raise InputError(f"fixed: {name}: a number or a function of depth-time is needed")
-    return found
+    return values
 
 
 def _groups(kind: AbstractLayer, names: list[str], given: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -78,15 +80,15 @@ def _groups(kind: AbstractLayer, names: list[str], given: Iterable[str]) -> dict
     grouped: dict[str, str] = {}
     for name in dict.fromkeys(given):
         if name not in names:
-            grouped |= {each: name for each in parts_named(kind, name) if each in names}
+            grouped |= {member: name for member in parts_named(kind, name) if member in names}
     for name in given:
         if name in grouped:
             raise InputError(f"{name}: it has the value of {grouped[name]}, which is given as well")
-    found: dict[str, tuple[str, ...]] = {}
-    for each in names:
-        name = grouped.get(each, each)
-        found[name] = (*found.get(name, ()), each)
-    return found
+    groups: dict[str, tuple[str, ...]] = {}
+    for member in names:
+        name = grouped.get(member, member)
+        groups[name] = (*groups.get(name, ()), member)
+    return groups
 
 
 def _free(

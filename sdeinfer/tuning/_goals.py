@@ -30,14 +30,14 @@ def parse_constraint(text: str) -> of.Constraint:
     Raises:
         InputError: for a text that cannot be parsed.
     """
-    found = re.fullmatch(rf"(.+?) ?(<=|>=|≤|≥) ?{NUMBER}", _spaced(text))
-    if found is None:
+    match = re.fullmatch(rf"(.+?) ?(<=|>=|≤|≥) ?{NUMBER}", _spaced(text))
+    if match is None:
         raise InputError(
             f"constraint: {text!r} is not understood; {FORMS} is needed, then <= or >= and a number; {_listed()}"
         )
-    criterion, sense, bound = found.groups()
-    read = _criterion(criterion)
-    return read <= float(bound) if sense in ("<=", "≤") else read >= float(bound)
+    words, sense, bound = match.groups()
+    criterion = _criterion(words)
+    return criterion <= float(bound) if sense in ("<=", "≤") else criterion >= float(bound)
 
 
 def parse_criterion(text: str) -> of.AbstractCriterion | str:
@@ -50,22 +50,22 @@ def parse_criterion(text: str) -> of.AbstractCriterion | str:
 
 
 def _criterion(text: str) -> of.AbstractCriterion:
-    if found := re.fullmatch(r"(E|sd)\[(.+)\]", text):
-        return (of.expectation if found[1] == "E" else of.spread)(_statistic(found[2]))
-    if found := re.fullmatch(rf"q{NUMBER}\((.+)\)", text):
+    if match := re.fullmatch(r"(E|sd)\[(.+)\]", text):
+        return (of.expectation if match[1] == "E" else of.spread)(_statistic(match[2]))
+    if match := re.fullmatch(rf"q{NUMBER}\((.+)\)", text):
         # Rounded once: 99.9/100 in floating point is not 0.999.
-        return of.quantile(_statistic(found[2]), float(Decimal(found[1]) / 100))
-    if found := re.fullmatch(rf"P\((.+?) ?([<>]) ?{NUMBER} ?\)", text):
-        value = {"below" if found[2] == "<" else "above": float(found[3])}
-        return of.probability(_statistic(found[1]), **value)
+        return of.quantile(_statistic(match[2]), float(Decimal(match[1]) / 100))
+    if match := re.fullmatch(rf"P\((.+?) ?([<>]) ?{NUMBER} ?\)", text):
+        value = {"below" if match[2] == "<" else "above": float(match[3])}
+        return of.probability(_statistic(match[1]), **value)
     raise InputError(f"criterion: {text!r} is not understood; {FORMS} is needed; {_listed()}")
 
 
 def _statistic(text: str) -> of.AbstractStatistic:
     for name, make in STATISTICS.items():
         form = re.escape(name).replace("K", r"(\d+)").replace("A", NUMBER).replace("B", NUMBER)
-        if found := re.fullmatch(form, text.strip()):
-            return make(*found.groups())
+        if match := re.fullmatch(form, text.strip()):
+            return make(*match.groups())
     raise InputError(f"statistic: {text!r} is not understood; {_listed()}")
 
 

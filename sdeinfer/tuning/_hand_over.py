@@ -36,8 +36,8 @@ def recipes_of(
 
 def blocks_of(layer: AbstractLayer) -> Stack:
     """The blocks of one layer, the first if they change with depth; an InputError for other layers."""
-    first = layer.at(0.0)
-    stack = first if isinstance(first, Stack) else Stack((first,))
+    first_layer = layer.at(0.0)
+    stack = first_layer if isinstance(first_layer, Stack) else Stack((first_layer,))
     if not all(isinstance(block, Block) for block in stack.layers):
         raise InputError(
             "layer: recipes are for blocks; networks of shaped layers are made by ShapedTransformer.of of "
@@ -109,8 +109,8 @@ def _declared(account: Account, gain: NormGain, ratio: float, facts: BranchFacts
     return {name: Declared(stored + (ratio - 1) * used, 0.0)}
 
 
-def _require_blocks(declared: Stack, found: Stack) -> None:
+def _require_blocks(declared: Stack, model_blocks: Stack) -> None:
     """Check that a model is made of the tuned blocks, which no weights make of others."""
-    unlike = unlike_blocks(declared, found)
+    unlike = unlike_blocks(declared, model_blocks)
     if unlike:
         raise InputError(f"model: is not of the tuned blocks: {'; '.join(unlike)}")

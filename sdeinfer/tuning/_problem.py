@@ -67,19 +67,21 @@ class Problem:
     @property
     def criteria(self) -> tuple[AbstractCriterion, ...]:
         """The criteria of the constraints and of the objective, each once."""
-        wanted = [each.criterion for each in self.constraints]
-        wanted += [] if isinstance(self.objective, str) else [self.objective]
-        return tuple(dict.fromkeys(wanted))
+        goals = [constraint.criterion for constraint in self.constraints]
+        goals += [] if isinstance(self.objective, str) else [self.objective]
+        return tuple(dict.fromkeys(goals))
 
     @property
     def compared(self) -> tuple[AbstractCriterion, ...]:
         """The criteria, and those that `residuals` compares with bounds in their place."""
-        return tuple(dict.fromkeys([*(_in_residuals(each)[0] for each in self.constraints), *self.criteria]))
+        return tuple(
+            dict.fromkeys([*(_in_residuals(constraint)[0] for constraint in self.constraints), *self.criteria])
+        )
 
     @property
     def statistics(self) -> tuple[AbstractStatistic, ...]:
         """The statistics of the criteria, each once."""
-        return tuple(dict.fromkeys(each.statistic for each in self.criteria))  # pyright: ignore[reportReturnType]
+        return tuple(dict.fromkeys(criterion.statistic for criterion in self.criteria))  # pyright: ignore[reportReturnType]
 
     @property
     def of_chains(self) -> tuple[AbstractStatistic, ...]:
@@ -88,7 +90,7 @@ class Problem:
         if not layer.has_chain:
             return ()
         tangents = layer.has_tangents and self.width >= 4 * self.V0.shape[-1] * layer.column_blocks
-        return tuple(each for each in self.statistics if tangents or each.directions is None)
+        return tuple(statistic for statistic in self.statistics if tangents or statistic.directions is None)
 
     @property
     def grid(self) -> Grid:
@@ -96,8 +98,8 @@ class Problem:
 
     def fresh(self, law: Law | Literal["weights"], *, paths: int, key: PRNGKeyArray) -> "Problem":
         """The problem on new networks, or on new paths with half the step, unless statistics are of every step."""
-        every = any(each.every_step for each in self.statistics)
-        step = self.step if every else self.time / (2 * (len(self.grid.steps) - 1))
+        every_step = any(statistic.every_step for statistic in self.statistics)
+        step = self.step if every_step else self.time / (2 * (len(self.grid.steps) - 1))
         return dataclasses.replace(self, law=law, paths=paths, key=key, step=step, offsets={})
 
     def at_size(self, width: int, depth: int) -> "Problem":
@@ -120,14 +122,14 @@ class Problem:
 
     def samples(self, u: Float[np.ndarray, " coordinates"]) -> list[Sample]:
         """The statistics of each prompt; an InputError where they or their derivatives are not finite."""
-        where = np.asarray(u, float).tobytes()
-        if where not in self._remembered:
+        place = np.asarray(u, float).tobytes()
+        if place not in self._remembered:
             phase(f"tuning: evaluation {self.evaluations + 1} of {self.paths} networks")
             draw = self._sampler(u)
-            found = [draw(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
-            self._require_finite(u, found)
-            self._remembered[where] = found
-        return self._remembered[where]
+            draws = [draw(V, jax.random.fold_in(self.key, number)) for number, V in enumerate(self.V0)]
+            self._require_finite(u, draws)
+            self._remembered[place] = draws
+        return self._remembered[place]
 
     def _sampler(self, u: Float[np.ndarray, " coordinates"]) -> Callable[[np.ndarray, PRNGKeyArray], Sample]:
         """Draws statistics of networks from a V0 by a key; by width n those that chains do not have are of paths."""
@@ -136,7 +138,7 @@ class Problem:
         if self.law == "weights":
             return lambda V0, key: weight_sample(self.statistics, layer, V0, **sizes, key=key)
         by_chain = self.of_chains if self.law == "finite-width" else ()
-        by_path = tuple(each for each in self.statistics if each not in by_chain)
+        by_path = tuple(statistic for statistic in self.statistics if statistic not in by_chain)
         slopes = self.space.layer_slopes(u, self.fixed, self.time) if by_chain and self.chain_slopes else None
         limit = self.limit(u) if by_path else None
 
@@ -145,9 +147,9 @@ class Problem:
             if by_chain:
                 parts[by_chain] = chain_sample(by_chain, layer, V0, slopes=slopes, **sizes, key=key)
             if limit is not None:
-                found = path_sample(by_path, *limit, V0, self.grid, paths=self.paths, key=key)
-                own = slice(0 if by_chain and slopes is None else None)
-                parts[by_path] = found._replace(slopes=found.slopes[:, own])
+                sample = path_sample(by_path, *limit, V0, self.grid, paths=self.paths, key=key)
+                directions = slice(0 if by_chain and slopes is None else None)
+                parts[by_path] = sample._replace(slopes=sample.slopes[:, directions])
             return joined(self.statistics, parts)
 
         return draw
@@ -159,18 +161,21 @@ class Problem:
         """Coefficients over unit time and their derivatives."""
         ends = np.asarray(self.grid.steps) if self.space.over_depth else np.array([0.0, 1.0])
         middle = jnp.asarray((ends[1:] + ends[:-1]) / 2, float)
-        found = coefficients(self.space, jnp.asarray(u, float), self.fixed, middle, jnp.asarray(self.time, float))
-        limit, slopes = jax.tree.map(np.asarray, found)
+        arrays = coefficients(self.space, jnp.asarray(u, float), self.fixed, middle, jnp.asarray(self.time, float))
+        limit, slopes = jax.tree.map(np.asarray, arrays)
         return LimitSteps(limit, ends[:-1]), slopes
 
     def _require_finite(self, u: np.ndarray, samples: list[Sample]) -> None:
-        at = ", ".join(f"{name} = {value:.4g}" for name, value in self.named(u).items())
+        place = ", ".join(f"{name} = {value:.4g}" for name, value in self.named(u).items())
         for sample in samples:
             for statistic, values, slopes in zip(self.statistics, sample.values, sample.slopes, strict=True):
-                for what, bad in (("", ~np.isfinite(values)), ("the derivative of ", ~np.isfinite(slopes).all(axis=0))):
+                for prefix, bad in (
+                    ("", ~np.isfinite(values)),
+                    ("the derivative of ", ~np.isfinite(slopes).all(axis=0)),
+                ):
                     if bad.any():
                         count = f"{bad.sum()} of {len(bad)} paths"
-                        raise InputError(f"{what}{statistic}: not finite on {count} at {at}")
+                        raise InputError(f"{prefix}{statistic}: not finite on {count} at {place}")
 
     def named(self, u: Float[np.ndarray, " coordinates"]) -> dict[str, float]:
         """The free values, one per knot."""
@@ -179,21 +184,21 @@ class Problem:
 
     def criterion(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
         """A criterion of each prompt, smoothed."""
-        found = []
+        values = []
         for sample, offset in zip(self.samples(u), self.offset(criterion), strict=True):
             number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
             value, weights = _value_and_weights(criterion, sample.values[number], sample.exploded)
-            found.append(Value(float(value) + offset, sample.slopes[number] @ np.asarray(weights)))
-        return found
+            values.append(Value(float(value) + offset, sample.slopes[number] @ np.asarray(weights)))
+        return values
 
     def estimates(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Estimate]:
         """A criterion of each prompt without smoothing, with its Monte Carlo error."""
-        found = []
+        by_prompt = []
         for sample, offset in zip(self.samples(u), self.offset(criterion), strict=True):
             number = self.statistics.index(criterion.statistic)  # pyright: ignore[reportArgumentType]
             estimate = criterion.estimate(sample.values[number], sample.exploded)
-            found.append(Estimate(estimate.value + offset, estimate.error))
-        return found
+            by_prompt.append(Estimate(estimate.value + offset, estimate.error))
+        return by_prompt
 
     def offset(self, criterion: AbstractCriterion) -> np.ndarray:
         return self.offsets.get(criterion, np.zeros(len(self.V0)))
@@ -202,10 +207,10 @@ class Problem:
         """The value to be maximised, of each prompt."""
         if isinstance(self.objective, str):
             values, weights = np.array(list(self.named(u).values())), self.space.mean_of(self.objective)
-            found = [Value(float(weights @ values), weights * self.space.slopes(np.asarray(u)))]
+            goals = [Value(float(weights @ values), weights * self.space.slopes(np.asarray(u)))]
         else:
-            found = self.criterion(self.objective, u)
-        return [Value(self.sign * value, self.sign * slope) for value, slope in found]
+            goals = self.criterion(self.objective, u)
+        return [Value(self.sign * value, self.sign * slope) for value, slope in goals]
 
     def residuals(self, u: Float[np.ndarray, " coordinates"]) -> list[Value]:
         """The slacks of all constraints, scaled to be of order 1; negative where one does not hold.
@@ -213,22 +218,22 @@ class Problem:
         A bound on a probability is one on a quantile, which has a gradient where the probability is next to 0 or 1.
         Values are compared with positive bounds in logs, continued by a line for values below a third of the bound.
         """
-        found = []
-        for each in self.constraints:
-            criterion, bound, sign = _in_residuals(each)
+        slacks = []
+        for constraint in self.constraints:
+            criterion, bound, sign = _in_residuals(constraint)
             for value, slope in self.criterion(criterion, u):
                 if bound > 0 and value >= bound / math.e:
-                    found.append(Value(sign * math.log(value / bound), sign * slope / value))
+                    slacks.append(Value(sign * math.log(value / bound), sign * slope / value))
                 elif bound > 0:
-                    found.append(Value(sign * (math.e * value / bound - 2), sign * slope * math.e / bound))
+                    slacks.append(Value(sign * (math.e * value / bound - 2), sign * slope * math.e / bound))
                 else:
                     size = max(abs(bound), 1.0)
-                    found.append(Value(sign * (value - bound) / size, sign * slope / size))
-        return found
+                    slacks.append(Value(sign * (value - bound) / size, sign * slope / size))
+        return slacks
 
     def violation(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest violation of a scaled constraint; 0 if all hold."""
-        return max((max(-each.value, 0.0) for each in self.residuals(u)), default=0.0)
+        return max((max(-residual.value, 0.0) for residual in self.residuals(u)), default=0.0)
 
     def exploded(self, u: Float[np.ndarray, " coordinates"]) -> float:
         """The largest share, over prompts, of networks that explode."""

@@ -72,8 +72,8 @@ def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], 
             "bias_sd": recipe.bias_sd(matrix),
         }
         for number, recipe in enumerate(recipes)
-        for own in _matrices(blocks, width=width, layers=layers).values()
-        for role, matrix in own.items()
+        for by_role in _matrices(blocks, width=width, layers=layers).values()
+        for role, matrix in by_role.items()
     ]
     table = pd.DataFrame(rows)
     if len(dict.fromkeys(recipes)) == 1:

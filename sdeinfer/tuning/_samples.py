@@ -41,11 +41,13 @@ class Sample(NamedTuple):
 
 def joined(statistics: Statistics, parts: Mapping[Statistics, Sample]) -> Sample:
     """Samples of groups of statistics as one; a network explodes if it does in one of them."""
-    values = {each: x for mine, part in parts.items() for each, x in zip(mine, part.values, strict=True)}
-    slopes = {each: x for mine, part in parts.items() for each, x in zip(mine, part.slopes, strict=True)}
+    values = {statistic: x for group, part in parts.items() for statistic, x in zip(group, part.values, strict=True)}
+    slopes = {statistic: x for group, part in parts.items() for statistic, x in zip(group, part.slopes, strict=True)}
     exploded = np.any([part.exploded for part in parts.values()], axis=0)
     return Sample(
-        np.stack([values[each] for each in statistics]), np.stack([slopes[each] for each in statistics]), exploded
+        np.stack([values[statistic] for statistic in statistics]),
+        np.stack([slopes[statistic] for statistic in statistics]),
+        exploded,
     )
 
 
@@ -61,8 +63,8 @@ def path_sample(
 ) -> Sample:
     """Paths of the SDE, with coefficients of each interval; `slopes` have a leading axis of directions."""
     parts = {
-        mine: _paths(mine, tangent, limit, slopes, V0, grid, paths=paths, key=key)
-        for tangent, mine in by_tangent(statistics).items()
+        group: _paths(group, tangent, limit, slopes, V0, grid, paths=paths, key=key)
+        for tangent, group in by_tangent(statistics).items()
     }
     return joined(statistics, parts)
 
@@ -83,11 +85,11 @@ def chain_sample(
     With slopes, networks are others of the same law. Statistics are smooth wherever every V is definite; where V is
     singular, as with equal tokens, along directions that keep it so.
     """
-    layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), each) for each in (layer, slopes))
+    layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), tree) for tree in (layer, slopes))
     sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
     parts = {
-        mine: _chains(mine, tangent, layer, slopes, V0, **sizes, key=key)
-        for tangent, mine in by_tangent(statistics).items()
+        group: _chains(group, tangent, layer, slopes, V0, **sizes, key=key)
+        for tangent, group in by_tangent(statistics).items()
     }
     return joined(statistics, parts)
 
@@ -104,13 +106,13 @@ def weight_sample(
 ) -> Sample:
     """Networks with weights, without derivatives; those whose covariance overflows explode."""
     parts, tokens = {}, len(V0)
-    for tangent, mine in by_tangent(statistics).items():
-        every = any(each.every_step for each in mine)
+    for tangent, group in by_tangent(statistics).items():
+        every_step = any(statistic.every_step for statistic in group)
         sizes: dict[str, Any] = {
             "width": width,
             "depth": depth,
             "networks": networks,
-            "observe_every": 1 if every else depth,
+            "observe_every": 1 if every_step else depth,
         }
         if tangent is None:
             data = sample_networks(layer, V0, method="weights", key=key, **sizes)
@@ -120,20 +122,24 @@ def weight_sample(
             S = sample_tangents(layer, V0, directions=D0, key=key, **sizes)[:, 1:]
             V, D = S[..., :tokens, :tokens], S[..., tokens:, tokens:]
         exploded = ~np.isfinite(V if D is None else np.concatenate([V, D], axis=-1)).all(axis=(1, 2, 3))
-        kept = ~exploded[:, None, None, None]
-        D = None if D is None else jnp.asarray(np.where(kept, D, np.eye(tokens) / tokens))
-        found = Ensemble(jnp.asarray(V0), jnp.asarray(np.where(kept, V, V0)), D, jnp.asarray(exploded))
-        values = np.asarray(evaluate(mine, found))
-        parts[mine] = Sample(values, np.zeros((len(mine), 0, networks)), exploded)
+        finite = ~exploded[:, None, None, None]
+        D = None if D is None else jnp.asarray(np.where(finite, D, np.eye(tokens) / tokens))
+        ensemble = Ensemble(jnp.asarray(V0), jnp.asarray(np.where(finite, V, V0)), D, jnp.asarray(exploded))
+        values = np.asarray(evaluate(group, ensemble))
+        parts[group] = Sample(values, np.zeros((len(group), 0, networks)), exploded)
     return joined(statistics, parts)
 
 
 def by_tangent(statistics: Statistics) -> dict[Any, Statistics]:
     """The statistics that share networks: those of one tangent; those without one are with the first."""
-    tangents = list(dict.fromkeys(each.directions for each in statistics if each.directions is not None)) or [None]
+    tangents = list(
+        dict.fromkeys(statistic.directions for statistic in statistics if statistic.directions is not None)
+    ) or [None]
     return {
         tangent: tuple(
-            each for each in statistics if (tangents[0] if each.directions is None else each.directions) == tangent
+            statistic
+            for statistic in statistics
+            if (tangents[0] if statistic.directions is None else statistic.directions) == tangent
         )
         for tangent in tangents
     }
@@ -158,7 +164,7 @@ def _in_batches(draw: Callable[[int], Sequence[Array]], count: int, size: int) -
 
 
 def _chains(statistics: Statistics, tangent: Any, layer, slopes, V0, *, width, depth, networks, key) -> Sample:
-    start, room = with_tangent(V0, tangent), depth if any(each.every_step for each in statistics) else 1
+    start, room = with_tangent(V0, tangent), depth if any(statistic.every_step for statistic in statistics) else 1
     batch = chains_at_once(networks, len(start), layer.column_blocks, room)
     sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
 
@@ -170,14 +176,14 @@ def _chains(statistics: Statistics, tangent: Any, layer, slopes, V0, *, width, d
 
 
 def _paths(statistics: Statistics, tangent: Any, limit: LimitSteps, slopes: Limit, V0, grid: Grid, *, paths, key):
-    dtype, every = V0.dtype, any(each.every_step for each in statistics)
-    if every:
+    dtype, every_step = V0.dtype, any(statistic.every_step for statistic in statistics)
+    if every_step:
         grid = Grid(grid.steps, grid.steps[1:])
     start = factor_on_host(with_tangent(V0, tangent))
     # A block saves at most 2²² entries of covariances.
     size = max(1, min(block_size(paths, start.size), 2**22 // (len(grid.saved) * start.size)))
     times = grid.times(dtype, padded=True)
-    if not every:
+    if not every_step:
         times = Times(times.steps, times.saved[:1], times.end)
     limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
     count = len(limit.starts)
@@ -214,8 +220,8 @@ def _path_block(statistics, solver, limit: LimitSteps, slopes, start, V0, times,
 @functools.partial(jax.jit, static_argnums=0, static_argnames="room")
 def _chain_block(statistics, layer, slopes, V0, start, numbers, key, *, width, depth, room):
     """The same of one block of chains; they start at V0, or at the joint covariance of tokens and a tangent."""
-    keys, every = NetworkKeys.numbered(key, numbers), any(each.every_step for each in statistics)
-    sizes = {"width": width, "layers": depth, "observe_every": 1 if every else depth, "room": room, "keys": keys}
+    keys, every_step = NetworkKeys.numbered(key, numbers), any(statistic.every_step for statistic in statistics)
+    sizes = {"width": width, "layers": depth, "observe_every": 1 if every_step else depth, "room": room, "keys": keys}
     tokens, tangents = len(V0), len(start) > len(V0)
 
     def values(layer: AbstractLayer) -> tuple[Array, Array]:
@@ -227,14 +233,14 @@ def _chain_block(statistics, layer, slopes, V0, start, numbers, key, *, width, d
 
     if slopes is not None:
         return _along(values, layer, slopes)
-    found, exploded = values(layer)
-    return found, jnp.zeros((len(statistics), 0, len(numbers)), found.dtype), exploded
+    statistic_values, exploded = values(layer)
+    return statistic_values, jnp.zeros((len(statistics), 0, len(numbers)), statistic_values.dtype), exploded
 
 
-def _along(values: Callable[[Any], tuple[Array, Array]], at: Any, slopes: Any) -> tuple[Array, Array, Array]:
+def _along(values: Callable[[Any], tuple[Array, Array]], point: Any, slopes: Any) -> tuple[Array, Array, Array]:
     """Values at some parameters, their derivatives along directions, and what explodes."""
 
     def along(direction: Any) -> tuple[Array, Array, Array]:
-        return jax.jvp(values, (at,), (direction,), has_aux=True)
+        return jax.jvp(values, (point,), (direction,), has_aux=True)
 
     return jax.vmap(along, out_axes=(None, 1, None))(slopes)

@@ -26,7 +26,7 @@ PRECISION = 1e-5
 """Relative change of the objective at which the search ends."""
 
 
-class Found(NamedTuple):
+class Solution(NamedTuple):
     """A solution: free coordinates, the largest violation of a scaled constraint, and how SLSQP found it."""
 
     u: Float[np.ndarray, " coordinates"]
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     converged: bool
 
 
-def search(problem: Problem) -> tuple[Problem, Found]:
+def search(problem: Problem) -> tuple[Problem, Solution]:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least.
 
     Criteria of paths of the SDE, or of chains with derivatives, are searched as they are. Those of chains without are
@@ -49,22 +49,22 @@ def search(problem: Problem) -> tuple[Problem, Found]:
     if problem.law == "limit" or problem.chain_slopes:
         return problem, _optimum(problem)
     by_paths = dataclasses.replace(problem, law="limit")
-    found = _optimum(by_paths)
-    evaluations = found.evaluations
+    solution = _optimum(by_paths)
+    evaluations = solution.evaluations
     for _ in range(4):
-        moved, changed = _moved(by_paths, found.u)
+        moved, changed = _moved(by_paths, solution.u)
         if not changed:
-            return by_paths, found._replace(evaluations=evaluations)
-        by_paths, found = moved, polish(moved, found.u)
-        evaluations += max(found.evaluations, moved.evaluations)
-        if found.violation > FEASIBLE:
+            return by_paths, solution._replace(evaluations=evaluations)
+        by_paths, solution = moved, polish(moved, solution.u)
+        evaluations += max(solution.evaluations, moved.evaluations)
+        if solution.violation > FEASIBLE:
             break
     # A violation of a hundredth is good enough where moves go on.
-    if found.violation > FEASIBLE or _moved(by_paths, found.u)[0].violation(found.u) > 0.01:
+    if solution.violation > FEASIBLE or _moved(by_paths, solution.u)[0].violation(solution.u) > 0.01:
         by_paths = dataclasses.replace(problem, chain_slopes=True)
-        found = _optimum(by_paths)
-        evaluations += found.evaluations
-    return by_paths, found._replace(evaluations=evaluations)
+        solution = _optimum(by_paths)
+        evaluations += solution.evaluations
+    return by_paths, solution._replace(evaluations=evaluations)
 
 
 def _moved(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, bool]:
@@ -75,13 +75,13 @@ def _moved(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Prob
         # The samples of the search are still known to the problem, whose criteria are moved already.
         pairs = zip(chains.criterion(criterion, u), problem.criterion(criterion, u), strict=True)
         moves = np.array([of_chains.value - of_paths.value for of_chains, of_paths in pairs])
-        errors = np.array([each.error for each in chains.estimates(criterion, u)])
+        errors = np.array([estimate.error for estimate in chains.estimates(criterion, u)])
         offsets[criterion] = moves + problem.offset(criterion)
         changed |= bool((np.abs(moves) > 0.1 * errors).any())
     return dataclasses.replace(problem, offsets=offsets), changed
 
 
-def _optimum(problem: Problem) -> Found:
+def _optimum(problem: Problem) -> Solution:
     """The optimum over the whole box."""
     points, start, feasible = _scan(problem)
     if problem.space.over_depth:
@@ -89,68 +89,70 @@ def _optimum(problem: Problem) -> Found:
         start = _best_constant(problem, start)
     if problem.paths >= 4 * SCAN_PATHS:
         start = polish(dataclasses.replace(problem, paths=SCAN_PATHS), start).u
-    found = polish(problem, start)
-    if found.violation > FEASIBLE:
-        found = min((found, _by_short_steps(problem, start)), key=lambda each: each.violation)
-    if found.violation > FEASIBLE:
-        nearest = polish(problem, found.u, elastic=True)
-        again = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
-        best = min((found, nearest, again), key=lambda each: each.violation)
-        found = again if again.violation <= FEASIBLE else best
-    if found.violation > FEASIBLE:
+    solution = polish(problem, start)
+    if solution.violation > FEASIBLE:
+        solution = min((solution, _by_short_steps(problem, start)), key=lambda candidate: candidate.violation)
+    if solution.violation > FEASIBLE:
+        nearest = polish(problem, solution.u, elastic=True)
+        retry = polish(problem, nearest.u) if nearest.violation <= FEASIBLE else nearest
+        best = min((solution, nearest, retry), key=lambda candidate: candidate.violation)
+        solution = retry if retry.violation <= FEASIBLE else best
+    if solution.violation > FEASIBLE:
         # On few paths another point may have been best, from which no way leads here.
         feasible = _best_that_holds(problem, points)
     if feasible is not None:
-        found = _at_least(problem, found, feasible)
-    return found._replace(evaluations=len(points) + problem.evaluations)
+        solution = _at_least(problem, solution, feasible)
+    return solution._replace(evaluations=len(points) + problem.evaluations)
 
 
-def _at_least(problem: Problem, found: Found, feasible: np.ndarray) -> Found:
+def _at_least(problem: Problem, solution: Solution, feasible: np.ndarray) -> Solution:
     """The solution, or the optimum near a point of the scan that meets the constraints and is better than it.
 
     Where a constraint is flat, as a correlation that cannot pass 1, a step along its slope ends anywhere.
     """
-    value, other = (_worst(problem, u) for u in (found.u, feasible))
-    good = found.violation <= FEASIBLE and other <= value + PRECISION * max(abs(value), 1e-3)
+    value, feasible_value = (_worst(problem, u) for u in (solution.u, feasible))
+    good = solution.violation <= FEASIBLE and feasible_value <= value + PRECISION * max(abs(value), 1e-3)
     if good or problem.violation(feasible) > FEASIBLE:
-        return found
-    again = _by_short_steps(problem, feasible)
-    return min(found, again, key=lambda each: (each.violation > FEASIBLE, -_worst(problem, each.u)))
+        return solution
+    retry = _by_short_steps(problem, feasible)
+    return min(solution, retry, key=lambda candidate: (candidate.violation > FEASIBLE, -_worst(problem, candidate.u)))
 
 
 def _best_that_holds(problem: Problem, points: list[np.ndarray]) -> np.ndarray | None:
     """The point with the best objective of those that meet the constraints on all paths; None if none does."""
-    held = []
+    candidates = []
     for u in points:
         with contextlib.suppress(InputError):  # statistics that are not finite, as in a corner of the box
             if problem.violation(u) <= FEASIBLE:
-                held.append((_worst(problem, u), u))
-    return max(held, key=lambda each: each[0])[1] if held else None
+                candidates.append((_worst(problem, u), u))
+    return max(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def _worst(problem: Problem, u: np.ndarray) -> float:
     """The objective of the prompt for which it is worst."""
-    return min(each.value for each in problem.objectives(u))
+    return min(goal.value for goal in problem.objectives(u))
 
 
-def _by_short_steps(problem: Problem, start: np.ndarray) -> Found:
+def _by_short_steps(problem: Problem, start: np.ndarray) -> Solution:
     """The optimum near a start, without steps so long that they end where every path explodes and slopes are 0."""
     longest = 0.5
-    found = polish(problem, start, within=longest)
+    solution = polish(problem, start, within=longest)
     for _ in range(20):
-        if found.violation > FEASIBLE or np.abs(found.u - start).max() < 0.99 * longest:
+        if solution.violation > FEASIBLE or np.abs(solution.u - start).max() < 0.99 * longest:
             break
-        start = found.u
-        found = polish(problem, start, within=longest)
-    return found
+        start = solution.u
+        solution = polish(problem, start, within=longest)
+    return solution
 
 
 def _best_constant(problem: Problem, start: np.ndarray) -> np.ndarray:
     """The optimum with one value for all knots of each parameter."""
     free = problem.space.free
-    knots = [each.knots for each in free]
+    knots = [parameter.knots for parameter in free]
     firsts = np.cumsum([0, *knots[:-1]])
-    constant = dataclasses.replace(problem.space, free=tuple(dataclasses.replace(each, knots=1) for each in free))
+    constant = dataclasses.replace(
+        problem.space, free=tuple(dataclasses.replace(parameter, knots=1) for parameter in free)
+    )
     return np.repeat(polish(dataclasses.replace(problem, space=constant), start[firsts]).u, knots)
 
 
@@ -158,8 +160,8 @@ def _scan(problem: Problem) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | 
     """The start, the ends of the box and points spread over it, on few paths: all; the best; the best that holds."""
     bounds, start = problem.space.bounds(), problem.space.start()
     size = len(bounds)
-    few = max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
-    scanned = dataclasses.replace(problem, paths=few)
+    paths = max(8, min(SCAN_PATHS, problem.paths, SCAN_PATHS * 32**2 // problem.V0[0].size))
+    scanned = dataclasses.replace(problem, paths=paths)
     ends = [np.where(np.arange(size) == number, end, start) for number in range(size) for end in bounds[number]]
     sobol = qmc.Sobol(size, rng=0).random(32 if size > 1 else 8)
     points = [start, *ends, *(bounds[:, 0] + sobol * (bounds[:, 1] - bounds[:, 0]))]
@@ -184,7 +186,7 @@ def _scan(problem: Problem) -> tuple[list[np.ndarray], np.ndarray, np.ndarray | 
 
 def polish(
     problem: Problem, start: Float[np.ndarray, " coordinates"], *, elastic: bool = False, within: float = np.inf
-) -> Found:
+) -> Solution:
     """The optimum near a start by SLSQP; with `elastic`, minimise the largest violation instead of the objective.
 
     A further variable s is the violation; or −s is a lower bound on the objectives of several prompts. Each coordinate
@@ -195,7 +197,7 @@ def polish(
     extra = elastic or several
     size = len(start)
     # The size of a parameter may change by orders of magnitude on the way.
-    logs = any(each.low > 0 for each in problem.space.free if each.name == problem.objective)
+    logs = any(parameter.low > 0 for parameter in problem.space.free if parameter.name == problem.objective)
 
     def goal(x: np.ndarray) -> tuple[float, np.ndarray]:
         if extra:
@@ -208,21 +210,21 @@ def polish(
         return -value.value, -value.slope
 
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = problem.residuals(x[:size])
-        extra_slack, own = (x[-1], 1.0) if elastic else (0.0, 0.0)
+        residuals = problem.residuals(x[:size])
+        extra_slack, extra_slope = (x[-1], 1.0) if elastic else (0.0, 0.0)
         # Its line search weighs a violation by the multiplier: with exact slopes the way from a violated bound back to
         # it neither gains nor loses, and is tried in ever shorter steps.
-        rows = [(each.value + extra_slack, 0.9 * each.slope, own) for each in found]
+        rows = [(residual.value + extra_slack, 0.9 * residual.slope, extra_slope) for residual in residuals]
         if several:
-            rows += [(each.value + x[-1], each.slope, 1.0) for each in problem.objectives(x[:size])]
+            rows += [(objective.value + x[-1], objective.slope, 1.0) for objective in problem.objectives(x[:size])]
         values = np.array([value for value, _, _ in rows])
-        jacobian = np.array([np.append(slope, own) if extra else slope for _, slope, own in rows])
+        jacobian = np.array([np.append(slope, extra_slope) if extra else slope for _, slope, extra_slope in rows])
         return values, jacobian.reshape(len(rows), -1)
 
     x0, limits = np.array(start), [tuple(pair) for pair in bounds]
     if extra:
-        first = problem.violation(start) if elastic else -_worst(problem, start)
-        x0, limits = np.append(x0, first), [*limits, (0.0, None) if elastic else (None, None)]
+        s0 = problem.violation(start) if elastic else -_worst(problem, start)
+        x0, limits = np.append(x0, s0), [*limits, (0.0, None) if elastic else (None, None)]
     scale = max(abs(goal(x0)[0]), 1e-3) if not extra and not logs else 1.0
     result = optimize.minimize(
         lambda x: goal(x)[0] / scale,
@@ -236,4 +238,4 @@ def polish(
         options={"ftol": PRECISION, "maxiter": 40},
     )
     u = np.clip(result.x[:size], bounds[:, 0], bounds[:, 1])
-    return Found(u, problem.violation(u), int(result.nit), 0, str(result.message), bool(result.success))
+    return Solution(u, problem.violation(u), int(result.nit), 0, str(result.message), bool(result.success))

@@ -55,15 +55,21 @@ class Space:
     def names(self) -> list[str]:
         """One name per coordinate, with the knot's number where there are several."""
         return [
-            each.name if each.knots == 1 else f"{each.name}[{knot}]" for each in self.free for knot in range(each.knots)
+            parameter.name if parameter.knots == 1 else f"{parameter.name}[{knot}]"
+            for parameter in self.free
+            for knot in range(parameter.knots)
         ]
 
     @property
     def over_depth(self) -> bool:
-        return bool(self.profiled) or any(each.knots > 1 for each in self.free)
+        return bool(self.profiled) or any(parameter.knots > 1 for parameter in self.free)
 
     def bounds(self) -> Float[np.ndarray, "coordinates 2"]:
-        ends = [(each.to_real(each.low), each.to_real(each.high)) for each in self.free for _ in range(each.knots)]
+        ends = [
+            (parameter.to_real(parameter.low), parameter.to_real(parameter.high))
+            for parameter in self.free
+            for _ in range(parameter.knots)
+        ]
         return np.array(ends).reshape(-1, 2)
 
     def at_end(self, u: Float[np.ndarray, " coordinates"]) -> Bool[np.ndarray, " coordinates"]:
@@ -72,25 +78,27 @@ class Space:
         return np.minimum(u - low, high - u) < 1e-6 * (high - low)
 
     def start(self) -> Float[np.ndarray, " coordinates"]:
-        values = [(each, min(max(START[each.bijection], each.low), each.high)) for each in self.free]
-        return np.array([each.to_real(value) for each, value in values for _ in range(each.knots)])
+        values = [
+            (parameter, min(max(START[parameter.bijection], parameter.low), parameter.high)) for parameter in self.free
+        ]
+        return np.array([parameter.to_real(value) for parameter, value in values for _ in range(parameter.knots)])
 
     def values(self, u: Float[Any, " coordinates"]) -> dict[str, Any]:
         """The free values by name: a scalar, or one value per knot."""
-        found, first = {}, 0
-        for each in self.free:
-            own = each.from_real(u[first : first + each.knots])
-            found[each.name] = own[0] if each.knots == 1 else own
-            first += each.knots
-        return found
+        by_name, offset = {}, 0
+        for parameter in self.free:
+            at_knots = parameter.from_real(u[offset : offset + parameter.knots])
+            by_name[parameter.name] = at_knots[0] if parameter.knots == 1 else at_knots
+            offset += parameter.knots
+        return by_name
 
     def mean_of(self, name: str) -> Float[np.ndarray, " coordinates"]:
         """Weights of the free values in the mean over depth of one of them."""
         weights = []
-        for each in self.free:
-            own = np.ones(each.knots)
-            own[[0, -1]] = 0.5 if each.knots > 1 else 1.0
-            weights.append(own / own.sum() * (each.name == name))
+        for parameter in self.free:
+            shares = np.ones(parameter.knots)
+            shares[[0, -1]] = 0.5 if parameter.knots > 1 else 1.0
+            weights.append(shares / shares.sum() * (parameter.name == name))
         return np.concatenate(weights)
 
     def slopes(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
@@ -101,13 +109,15 @@ class Space:
 
     def layer(self, u: Float[Any, " coordinates"], fixed: Mapping[str, Any], time: Any) -> AbstractLayer:
         """The layer at free coordinates, whose depth-time ends at `time`."""
-        own = self.values(u)
-        values = {member: own[each.name] for each in self.free for member in each.members} | dict(fixed)
+        free_values = self.values(u)
+        values = {
+            member: free_values[parameter.name] for parameter in self.free for member in parameter.members
+        } | dict(fixed)
         profiles: dict[str, Profile] = {
-            member: LinearInterpolation(jnp.linspace(0.0, time, each.knots), own[each.name])
-            for each in self.free
-            for member in each.members
-            if each.knots > 1
+            member: LinearInterpolation(jnp.linspace(0.0, time, parameter.knots), free_values[parameter.name])
+            for parameter in self.free
+            for member in parameter.members
+            if parameter.knots > 1
         }
         profiles |= {name: fixed[name] for name in self.profiled}
         single = {name: x for name, x in values.items() if name not in profiles}
@@ -143,8 +153,8 @@ def coefficients(
 
     def limits(u: Float[Array, " coordinates"]) -> Limit:
         layer = space.layer(u, fixed, time)
-        found = jax.vmap(lambda t: layer.at(t * time).limit())(middle)
-        return jax.tree.map(lambda c: c[:, None] * time, found)
+        limit = jax.vmap(lambda t: layer.at(t * time).limit())(middle)
+        return jax.tree.map(lambda c: c[:, None] * time, limit)
 
     slopes = jax.vmap(lambda direction: jax.jvp(limits, (u,), (direction,))[1])(jnp.eye(len(u), dtype=u.dtype))
     return limits(u), slopes
@@ -152,16 +162,16 @@ def coefficients(
 
 def _parameters(kind: AbstractLayer, values: Mapping[str, Any]) -> dict[str, Any]:
     """The layer's parameters from values of parameters and of sampled coordinates."""
-    found = {}
+    by_name = {}
     for parameters, sampled, rule in kind.coordinates.rules:
         if all(name in values for name in parameters):
-            found |= {name: values[name] for name in parameters}
+            by_name |= {name: values[name] for name in parameters}
         elif rule is SLOPES:
             (plus, minus), (gap, mean) = parameters, sampled
             middle = values.get(mean, 0.0)
             middle = values[plus] - values[gap] / 2 if plus in values else middle
             middle = values[minus] + values[gap] / 2 if minus in values else middle
-            found |= dict(zip(parameters, SLOPES.from_sampled(values[gap], middle), strict=True))
+            by_name |= dict(zip(parameters, SLOPES.from_sampled(values[gap], middle), strict=True))
         elif rule is not None:
-            found |= dict(zip(parameters, rule.from_sampled(*(values[name] for name in sampled)), strict=True))
-    return found
+            by_name |= dict(zip(parameters, rule.from_sampled(*(values[name] for name in sampled)), strict=True))
+    return by_name

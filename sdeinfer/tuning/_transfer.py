@@ -78,19 +78,19 @@ def transfer(
     rows = []
     for number, (width, depth) in enumerate((n, d) for n in widths for d in depths):
         phase(f"networks of width {width} and depth {depth}")
-        here, keys = tuned.problem.at_size(width, depth), jr.split(jr.fold_in(key, number), 3)
+        problem, keys = tuned.problem.at_size(width, depth), jr.split(jr.fold_in(key, number), 3)
         sources = {
-            "promised": here.fresh(tuned.law, paths=here.paths, key=keys[0]),
-            "chain": here.fresh("finite-width", paths=networks, key=keys[1]),
-            "weights": here.fresh("weights", paths=with_weights, key=keys[2]),
+            "promised": problem.fresh(tuned.law, paths=problem.paths, key=keys[0]),
+            "chain": problem.fresh("finite-width", paths=networks, key=keys[1]),
+            "weights": problem.fresh("weights", paths=with_weights, key=keys[2]),
         }
-        rows += _rows(here, sources, tuned.u)
+        rows += _rows(problem, sources, tuned.u)
     return Transfer(pd.DataFrame(rows).set_index(["width", "depth", "criterion"]))
 
 
 def _rows(problem: Problem, sources: dict[str, Problem], u: np.ndarray) -> list[dict[str, Any]]:
     """The rows of one width and depth, by where networks come from."""
-    goals: list[tuple[Any, Constraint | None]] = [(each.criterion, each) for each in problem.constraints]
+    goals: list[tuple[Any, Constraint | None]] = [(promise.criterion, promise) for promise in problem.constraints]
     goals += [] if isinstance(problem.objective, str) else [(problem.objective, None)]
     rows = []
     for criterion, constraint in goals:
@@ -99,13 +99,13 @@ def _rows(problem: Problem, sources: dict[str, Problem], u: np.ndarray) -> list[
             "chain": criterion.statistic in problem.of_chains,
             "weights": bool(sources["weights"].paths),
         }
-        found = {name: each.estimates(criterion, u) if known[name] else None for name, each in sources.items()}
+        by_source = {name: fresh.estimates(criterion, u) if known[name] else None for name, fresh in sources.items()}
         for prompt in range(len(problem.V0)):
             name = str(criterion if constraint is None else constraint)
             name += f", prompt {prompt}" if len(problem.V0) > 1 else ""
             bound = math.nan if constraint is None else constraint.bound
             row: dict[str, Any] = {"width": problem.width, "depth": problem.depth, "criterion": name, "bound": bound}
-            for source, estimates in found.items():
+            for source, estimates in by_source.items():
                 value, error = dataclasses.astuple(estimates[prompt]) if estimates else (math.nan, math.nan)
                 row |= {source: value, f"{source}_error": error}
                 if constraint is not None and source != "weights":

@@ -25,7 +25,7 @@ from sdeinfer.passes._models import is_network
 from sdeinfer.tuning._answer import answer
 from sdeinfer.tuning._free import fixed_values, space_of, with_parts
 from sdeinfer.tuning._problem import Law, Problem
-from sdeinfer.tuning._search import FEASIBLE, Found, search
+from sdeinfer.tuning._search import FEASIBLE, Solution, search
 from sdeinfer.tuning._tuned import Tuned
 
 MOST_EXPLODED = 0.05
@@ -127,15 +127,15 @@ def tune(
     )
     problem = _with_law(_checked(stated))
     phase("tuning")
-    solved, found = search(problem)
+    solved, solution = search(problem)
     fresh = solved.fresh(problem.law, paths=paths, key=jr.fold_in(key, 1))
-    _check_found(fresh, found)
-    return answer(solved, fresh, found, began)
+    _check_solution(fresh, solution)
+    return answer(solved, fresh, solution, began)
 
 
-def _is_model(given: Any) -> bool:
-    named = isinstance(given, type) and issubclass(given, AbstractLayer)
-    return is_network(given) and not named and not isinstance(given, AbstractLayer)
+def _is_model(architecture: Any) -> bool:
+    named = isinstance(architecture, type) and issubclass(architecture, AbstractLayer)
+    return is_network(architecture) and not named and not isinstance(architecture, AbstractLayer)
 
 
 def _own_shapes(stack: Stack, free: Mapping[str, Any]) -> dict[str, ArrayLike | Profile]:
@@ -153,11 +153,13 @@ def _with_law(problem: Problem) -> Problem:
     if not limit:
         needs = {
             "law: that of the limit": problem.law == "limit",
-            "subject_to: a statistic of gradients": any(each.directions is not None for each in problem.statistics),
+            "subject_to: a statistic of gradients": any(
+                statistic.directions is not None for statistic in problem.statistics
+            ),
             "architecture: tuning": not problem.of_chains,
         }
-        for what in (what for what, asked in needs.items() if asked):
-            raise InputError(f"{what} needs the layer's limit, and {kind.name} has none")
+        for need in (need for need, asked in needs.items() if asked):
+            raise InputError(f"{need} needs the layer's limit, and {kind.name} has none")
     if problem.law == "limit" or not problem.of_chains:
         return dataclasses.replace(problem, law="limit")
     layer = problem.layer(problem.space.start())
@@ -168,22 +170,24 @@ def _with_law(problem: Problem) -> Problem:
 def _constraints(subject_to: Any) -> tuple[Constraint, ...]:
     several = isinstance(subject_to, Sequence) and not isinstance(subject_to, str)
     constraints: tuple[Any, ...] = tuple(subject_to) if several else (subject_to,)
-    for each in constraints:
-        if not isinstance(each, Constraint):
-            raise InputError(f"subject_to: a constraint, such as expectation(statistic) <= 1, is needed; got {each!r}")
+    for constraint in constraints:
+        if not isinstance(constraint, Constraint):
+            raise InputError(
+                f"subject_to: a constraint, such as expectation(statistic) <= 1, is needed; got {constraint!r}"
+            )
     return constraints
 
 
 def _checked(problem: Problem) -> Problem:
     """The problem, if it is defined, with steps of at most a layer for statistics of every step."""
-    objective, names = problem.objective, [each.name for each in problem.space.free]
+    objective, names = problem.objective, [parameter.name for parameter in problem.space.free]
     if isinstance(objective, str) and objective not in names:
         raise InputError(f"objective: {objective} is not free; free are {', '.join(names)}")
     if isinstance(objective, str) and not problem.constraints:
         raise InputError(f"subject_to: without a constraint nothing limits {objective}")
     for statistic in problem.statistics:
         statistic.check(problem.V0.shape[-1])
-    if any(each.every_step for each in problem.statistics):
+    if any(quantity.every_step for quantity in problem.statistics):
         problem = dataclasses.replace(problem, step=min(problem.step, 1 / problem.width))
     example = problem.layer(problem.space.start())
     example.check_width(problem.width)
@@ -200,8 +204,8 @@ def _prompts(V0: ArrayLike) -> np.ndarray:
     array = np.asarray(V0)
     if array.ndim not in (2, 3) or not array.size:
         raise InputError(f"V0: shape (m, m) or (prompts, m, m) is needed, got {array.shape}")
-    each = [validate_covariance(V) for V in (array if array.ndim == 3 else array[None])]
-    return np.stack([V.astype(jax.dtypes.canonicalize_dtype(V.dtype)) for V in each])
+    prompts = [validate_covariance(V) for V in (array if array.ndim == 3 else array[None])]
+    return np.stack([V.astype(jax.dtypes.canonicalize_dtype(V.dtype)) for V in prompts])
 
 
 def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, int]:
@@ -213,25 +217,25 @@ def _objective(maximise: Any, minimise: Any) -> tuple[str | AbstractCriterion, i
     return objective, sign
 
 
-def _check_found(problem: Problem, found: Found) -> None:
+def _check_solution(problem: Problem, solution: Solution) -> None:
     """Raise an InputError for goals that cannot be had; and where paths explode, unless all are events.
 
     An event does not count if its path explodes. Other criteria see a path as it was before.
     """
-    u = found.u
-    at = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(u).items())
-    if found.violation > FEASIBLE:
+    u = solution.u
+    place = ", ".join(f"{name} = {value:.3g}" for name, value in problem.named(u).items())
+    if solution.violation > FEASIBLE:
         nearest = []
-        for each in problem.constraints:
-            values = [estimate.value for estimate in problem.estimates(each.criterion, u)]
-            value, sense = (min(values), "≥") if each.sign > 0 else (max(values), "≤")
-            nearest.append(f"{each.criterion} = {value:.3g} (asked {sense} {each.bound:g})")
+        for constraint in problem.constraints:
+            values = [estimate.value for estimate in problem.estimates(constraint.criterion, u)]
+            value, sense = (min(values), "≥") if constraint.sign > 0 else (max(values), "≤")
+            nearest.append(f"{constraint.criterion} = {value:.3g} (asked {sense} {constraint.bound:g})")
         ends = problem.space.at_end(u)
-        at += " (the end of its box, see bounds)" if len(ends) == 1 and ends[0] else ""
-        raise InputError(f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {at}")
-    others = [each for each in problem.criteria if not isinstance(each, Probability)]
+        place += " (the end of its box, see bounds)" if len(ends) == 1 and ends[0] else ""
+        raise InputError(f"subject_to: these cannot all be had; the nearest is {'; '.join(nearest)}, at {place}")
+    criteria = [criterion for criterion in problem.criteria if not isinstance(criterion, Probability)]
     share = problem.exploded(u)
-    if others and share > MOST_EXPLODED:
+    if criteria and share > MOST_EXPLODED:
         raise InputError(
-            f"{others[0]}: {share:.0%} of paths explode at {at}; add a probability to subject_to, or set bounds"
+            f"{criteria[0]}: {share:.0%} of paths explode at {place}; add a probability to subject_to, or set bounds"
         )

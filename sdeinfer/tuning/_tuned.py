@@ -108,7 +108,7 @@ class Tuned:
             one row per prompt and network: a column for each statistic of the criteria, and whether it `exploded`.
         """
         fresh = self.problem.fresh(self.law, paths=paths, key=key)
-        names = [str(each) for each in fresh.statistics]
+        names = [str(statistic) for statistic in fresh.statistics]
         tables = [
             pd.DataFrame(sample.values.T, columns=names).assign(exploded=sample.exploded)
             for sample in fresh.samples(self.u)
@@ -151,20 +151,20 @@ class Tuned:
     @property
     def notes(self) -> list[str]:
         """Warnings to read before relying on the answer, one sentence each."""
-        found, notes = self.found, []
-        if found["paths"] < FEWEST:
+        search, notes = self.found, []
+        if search["paths"] < FEWEST:
             notes.append(f"{self._few}: values and errors of criteria need some hundreds; raise `paths`")
-        if found["exploded"] > 0:
-            notes.append(f"{found['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
-        by_limit = any(each.directions is not None for each in self.problem.statistics) or self.law == "limit"
-        if by_limit and found["logit_spread"] > 0.5:
-            spread = f"{found['logit_spread']:.2g} at width {self.width}"
+        if search["exploded"] > 0:
+            notes.append(f"{search['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
+        by_limit = any(statistic.directions is not None for statistic in self.problem.statistics) or self.law == "limit"
+        if by_limit and search["logit_spread"] > 0.5:
+            spread = f"{search['logit_spread']:.2g} at width {self.width}"
             notes.append(f"logits have a spread of {spread}: the limit is rough")
-        if by_limit and found["gap"] > 0.3:
-            gap = f"{found['gap']:.2g} at width {self.width}"
+        if by_limit and search["gap"] > 0.3:
+            gap = f"{search['gap']:.2g} at width {self.width}"
             notes.append(f"the slopes of the ReLU differ by {gap}: the limit is rough")
-        if not found["converged"]:
-            notes.append(f"the search stopped early: {found['message']}")
+        if not search["converged"]:
+            notes.append(f"the search stopped early: {search['message']}")
         at_end = self.parameters.index[self.parameters["at_end"].to_numpy(bool)]
         notes += [f"{name} is at the end of its box; `bounds` widens it" for name in at_end]
         return notes
@@ -178,43 +178,45 @@ class Tuned:
     def verdict(self) -> str:
         """The answer in one sentence."""
         if isinstance(self.objective, str):
-            own = self.parameters[[str(name).split("[")[0] == self.objective for name in self.parameters.index]]
-            value, error = own["value"].mean(), own["error"].mean()
+            knots = self.parameters[[str(name).split("[")[0] == self.objective for name in self.parameters.index]]
+            value, error = knots["value"].mean(), knots["error"].mean()
         else:
             # The worst prompt decides.
-            last = self.criteria.iloc[len(self.V0) * len(self.constraints) :]
-            worst = last["value"].to_numpy(float).argsort()[0 if self.problem.sign > 0 else -1]
-            value, error = last["value"].iloc[worst], last["error"].iloc[worst]
-        found = f"{self.objective} = {value:.4g} ± {error:.2g}"
-        most, missed = "largest" if self.problem.sign > 0 else "smallest", self.missed
+            rows = self.criteria.iloc[len(self.V0) * len(self.constraints) :]
+            worst = rows["value"].to_numpy(float).argsort()[0 if self.problem.sign > 0 else -1]
+            value, error = rows["value"].iloc[worst], rows["error"].iloc[worst]
+        answer = f"{self.objective} = {value:.4g} ± {error:.2g}"
+        extreme, missed = "largest" if self.problem.sign > 0 else "smallest", self.missed
         if missed:
             count = f"{missed} of {len(self.V0) * len(self.constraints)} constraints"
             miss = "misses its bound" if missed == 1 else "miss their bounds"
-            return f"{found}, but {count} {miss} on new {self.samples}"
+            return f"{answer}, but {count} {miss} on new {self.samples}"
         if self.problem.paths < FEWEST:
-            return f"{found}, of {self._few} only: raise `paths`"
+            return f"{answer}, of {self._few} only: raise `paths`"
         if not self.constraints:
-            return f"{found} is the {most}, without constraints"
-        return f"{found} is the {most} for which every constraint holds"
+            return f"{answer} is the {extreme}, without constraints"
+        return f"{answer} is the {extreme} for which every constraint holds"
 
     def parameter_rows(self) -> list[dict[str, Any]]:
         """Free parameters, fixed ones, and those of the layer that follow: name, value, error, origin and meaning."""
         space, fixed = self.problem.space, self.problem.fixed
-        known = space.kind.coordinates.declared | space.kind.coordinates.sampled
+        parameters = space.kind.coordinates.declared | space.kind.coordinates.sampled
         values, errors = (self.parameters[column].tolist() for column in ("value", "error"))
         origins = ["tuned, at an end" if at_end else "tuned" for at_end in self.parameters["at_end"]]
         listed = list(zip(space.names, values, errors, origins, strict=True))
         listed += [(name, math.nan if name in space.profiled else float(x), None, "fixed") for name, x in fixed.items()]
-        own = {} if space.over_depth else self.layer.parameters()
-        listed += [(name, float(x), None, "follows") for name, x in own.items() if name not in {*space.names, *fixed}]
+        layer_values = {} if space.over_depth else self.layer.parameters()
+        listed += [
+            (name, float(x), None, "follows") for name, x in layer_values.items() if name not in {*space.names, *fixed}
+        ]
         rows: list[dict[str, Any]] = [
             dict(zip(("name", "value", "error", "origin"), row, strict=True)) for row in listed
         ]
         # A name of several parts has the meaning of the first.
-        first = {each.name: each.members[0] for each in space.free}
+        first_members = {coordinate.name: coordinate.members[0] for coordinate in space.free}
         for row in rows:
             name = str(row["name"].split("[")[0])
-            parameter = known[first.get(name, name)]
+            parameter = parameters[first_members.get(name, name)]
             row["meaning"] = f"{parameter.symbol}, {parameter.meaning}"
         return rows
 

@@ -12,16 +12,16 @@ from helpers.internals import (
     LOG_FACTORS,
     STEP,
     BlockOrder,
+    BranchInput,
     BranchPath,
     Increments,
-    Reading,
     _at_steps,
     _by_t,
     _drawn_coefficients,
     adjusted_coefficients,
     branch_coefficients,
+    branch_inputs,
     nodes_of,
-    readings,
     scale_free,
 )
 from helpers.references import assert_agrees
@@ -71,7 +71,7 @@ def score_moments(coefficients, freedom: float) -> np.ndarray:
 def test_draws_have_the_scores_of_networks_with_weights(key):
     """Means over several sets of nodes, which draws and networks have of their own."""
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
-    each = [Reading(0, number, 0, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
+    each = [BranchInput(0, number, 0, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
     drawn = [score_moments(_drawn_coefficients([here], 0.0, 0), FREEDOM) for here in each]
     D = increments_of_networks(PEAKED, U, jr.split(key, PARTS * 250)).reshape(PARTS, 250, 3, 3)
     width, V = jnp.asarray(WIDTH), jnp.asarray(V3)
@@ -91,7 +91,7 @@ def test_a_block_has_the_information_of_the_scatter_of_its_scores():
     data, order = data_of(PEAKED, networks=6)
     table = branch_coefficients(data, order)
     mode = int(scale_free(table).sum((0, 1)).argmax())
-    each = list(readings(data, order))
+    each = list(branch_inputs(data, order))
     drawn = _drawn_coefficients(each, float(LOG_FACTORS[mode]), 0)
     chi, chi_squared, *_ = score_moments(drawn, np.inf)
     freedom = 4 + 2 / (chi_squared / chi**2 * COUNT / (COUNT + 2) - 1)

@@ -13,7 +13,6 @@ from helpers.cases import layer_of
 from helpers.internals import (
     EVIDENCE,
     PRIOR_SD,
-    _minimum,
     attributes_of_layer,
     call_of,
     different_sizes,
@@ -92,20 +91,6 @@ def test_evidence_is_the_integral_of_the_likelihood():
     for sizes in ({"heads": 2}, {"heads": 8}, {"output_projection": True}):
         other = template("attention", **sizes)
         assert abs(found[other] - (integral(other) - integral(ONE))) < 0.1
-
-
-def test_minimum_and_curvature_are_those_of_a_known_function():
-    """From where its Hessian is indefinite, and where a whole Newton step leads uphill."""
-    matrix, at = np.array([[3.0, 0.5], [0.5, 40.0]]), np.array([0.3, -0.7])
-
-    def potentials(x):
-        quadratic = np.einsum("...i,ij,...j", x - at, matrix, x - at) / 2
-        return np.log1p(quadratic) + quadratic / 10
-
-    x, (value, slope, curvature) = _minimum(potentials, np.array([3.0, -2.0]))
-    np.testing.assert_allclose(x, at, atol=1e-3)
-    np.testing.assert_allclose([value, *slope], 0, atol=5e-2)
-    np.testing.assert_allclose(curvature, 1.1 * matrix, rtol=1e-2)
 
 
 def test_sizes_are_named():

@@ -12,7 +12,7 @@ from helpers.internals import (
     IN_RANGE,
     QUESTIONS,
     Alternative,
-    Posterior,
+    FittedPosterior,
     at_least,
     at_most,
     excluded_layers,
@@ -74,16 +74,16 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
     kind = template("transformer")
     used = np.broadcast_to(np.arange(networks.sizes["layer"] - 1) < 2, (networks.sizes["network"], 10))
     spread = logit_scale(networks)
-    found = excluded_layers(Posterior(fitted, with_used(networks, used), kind), spread)
+    found = excluded_layers(FittedPosterior(fitted, with_used(networks, used), kind), spread)
     assert found is not None
     assert list(found.index) == ["log trace", "log volume"]
     assert_within(found["z"])
     swollen = networks.copy(deep=True)
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
-    found = excluded_layers(Posterior(fitted, with_used(swollen, used), kind), spread)
+    found = excluded_layers(FittedPosterior(fitted, with_used(swollen, used), kind), spread)
     assert found is not None
     assert found.loc["log trace", "z"] > EXCLUDED
-    assert excluded_layers(Posterior(fitted, networks, kind), spread) is None
+    assert excluded_layers(FittedPosterior(fitted, networks, kind), spread) is None
 
 
 def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
@@ -113,7 +113,7 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
 def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
     exploded = with_used(networks, np.ones((24, 10), bool)).copy(deep=True)
     exploded["covariance"][3, 4:] *= 100
-    rows = {row.name: row for row in of_range(Posterior(fitted, exploded, template("transformer")))[0]}
+    rows = {row.name: row for row in of_range(FittedPosterior(fitted, exploded, template("transformer")))[0]}
     assert not rows["logit spread, mean"].passed
 
 

@@ -12,9 +12,10 @@ from diagnostics.one_token import GAMMA, by_hand, one_token
 from helpers.internals import (
     DIRECTIONS,
     Assumptions,
+    FittedPosterior,
     Networks,
-    Posterior,
     attributes_of_layer,
+    direction_weights,
     groups_of_data,
     laws_of,
     layer_at,
@@ -24,10 +25,9 @@ from helpers.internals import (
     path_layout,
     path_statistics,
     posterior_mode,
-    sums_of,
+    score_sums,
     unvech,
     used_of,
-    weights,
     with_used,
 )
 
@@ -85,11 +85,11 @@ def at_mode() -> tuple[np.ndarray, xr.DataTree]:
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
-    ((path, law),) = laws_of(Posterior.of(tree, data))
+    ((path, law),) = laws_of(FittedPosterior.of(tree, data))
     ends = []
     for here in innovations(path, law):
         at = path.coordinates(here.transitions)
-        of_mean, of_variance = (each[..., number] for each in weights(path, here, at))
+        of_mean, of_variance = (each[..., number] for each in direction_weights(path, here, at))
         y = (here.y + size * of_mean) * (1 + size * of_variance / 2)
         change = (y - here.y) * here.sd / np.sqrt(path.width[path.network[here.transitions], None])
         rows, columns = pairs(path.tokens)
@@ -101,7 +101,7 @@ def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -
 
 def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     """Standard deviations by the scatter of the scores, in which the predicted moves are."""
-    sums = sums_of(Posterior.of(tree, data))
+    sums = score_sums(FittedPosterior.of(tree, data))
     inverse = np.linalg.inv(sums.information + np.eye(len(sums.information)))
     return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
 
@@ -186,7 +186,7 @@ def test_the_move_by_a_prior_of_one_token_by_hand():
     logits = 0.02 * np.random.default_rng(2).standard_normal(50)
     for name, mean in (("posterior", 0.0), ("prior", -9.0)):
         tree[name] = xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-mean - logits[None])))})
-    posterior = Posterior.of(tree, data)
-    (found,) = of_conflict(sums_of(posterior), posterior)
+    posterior = FittedPosterior.of(tree, data)
+    (found,) = of_conflict(score_sums(posterior), posterior)
     np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)
     assert found.advice.startswith("the prior of gamma, about 0.000123, contradicts the data, which pull it ")

@@ -6,7 +6,7 @@ import xarray as xr
 from helpers import numpy_networks
 from helpers.budget import assert_estimate
 from helpers.fits import AtTheMode
-from helpers.internals import Posterior, attributes_of_layer, groups_of_data, of_shortcuts, used_of, with_used
+from helpers.internals import FittedPosterior, attributes_of_layer, groups_of_data, of_shortcuts, used_of, with_used
 from helpers.numpy_networks import Network
 
 import sdeinfer as si
@@ -26,12 +26,12 @@ def observed(network: Network, *, networks: int = 40, depth: int = 6) -> xr.Data
     return si.observe(numpy_networks.hidden_states(network, X, depth=depth, rng=rng))
 
 
-def posterior_of(data: xr.Dataset, architecture: str, gamma: np.ndarray, model: str = "full_path") -> Posterior:
+def posterior_of(data: xr.Dataset, architecture: str, gamma: np.ndarray, model: str = "full_path") -> FittedPosterior:
     """A posterior with the draws of γ."""
     draws = xr.Dataset({"gamma": (("chain", "draw"), gamma[None])})
     tree = xr.DataTree.from_dict({"posterior": draws, **groups_of_data(with_used(data, used_of(data)))})
     tree.attrs = {**attributes_of_layer(template(architecture)), "model": model}
-    return Posterior.of(tree)
+    return FittedPosterior.of(tree)
 
 
 @pytest.mark.parametrize("architecture", KINDS)
@@ -91,4 +91,4 @@ def test_what_has_no_such_strength_is_not_judged():
     fixed = posterior_of(data, "transformer", gamma)
     tree = fixed.tree.assign({"posterior": xr.DataTree(xr.Dataset({"tau0": (("chain", "draw"), np.ones((1, 9)))}))})
     tree.attrs = fixed.tree.attrs | {"fixed_gamma": 0.9}
-    assert not of_shortcuts(Posterior.of(tree))[0].passed
+    assert not of_shortcuts(FittedPosterior.of(tree))[0].passed

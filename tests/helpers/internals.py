@@ -14,11 +14,11 @@ from sdeinfer.blocks._attributes import stack_of, text_of, unlike_blocks
 from sdeinfer.blocks._coefficients import (
     LOG_FACTORS,
     WIDEST,
-    Reading,
+    BranchInput,
     branch_coefficients,
+    branch_inputs,
     interpolated,
     nodes_of,
-    readings,
 )
 from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
 from sdeinfer.blocks._logits import plain_products
@@ -60,14 +60,14 @@ from sdeinfer.covariance._matrix import (
 )
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
-from sdeinfer.diagnostics._alternatives import Alternative, _minimum, log_ratios, neighbours
+from sdeinfer.diagnostics._alternatives import Alternative, log_ratios, neighbours
 from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import of_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
-from sdeinfer.diagnostics._innovations import DIRECTIONS, laws_of, successive, sums_of, weights
+from sdeinfer.diagnostics._innovations import DIRECTIONS, direction_weights, laws_of, score_sums, successive
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
 from sdeinfer.diagnostics._own import different_sizes, of_alternatives
-from sdeinfer.diagnostics._posterior import PRIOR_SD, Posterior
+from sdeinfer.diagnostics._posterior import PRIOR_SD, FittedPosterior
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range
 from sdeinfer.diagnostics._shortcut import of_shortcuts
@@ -79,6 +79,7 @@ from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
 from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._densities import latent_structure, log_likelihoods
+from sdeinfer.infer._expansion import SECOND_STEP, curvature, expansion, minimum, points_around, slopes
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
 from sdeinfer.infer._metropolis import (

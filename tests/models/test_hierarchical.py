@@ -78,7 +78,7 @@ def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
 
 @functools.cache
 def prepared(law: str):
-    return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).each
+    return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).networks
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks.reading._facts import OF_ATTENTION, BranchFacts
 from sdeinfer.blocks.reading._gains import gain_of
 from sdeinfer.blocks.reading._pass_values import numbers, with_bias
-from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of, rotation_of, sink_of
+from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of_mask, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
 from sdeinfer.passes._graph import Graph
@@ -89,12 +89,12 @@ def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list
         if turned is not None:
             after, sizes = numbers(values["turned"]), {node.shape[-1] for node in between} | {size}
             rotations = (rotation_of(numbers(values[str(x.number)]), after, len(mask), sizes) for x in before)
-            found = next((rotation for rotation in rotations if rotation is not None), None)
-            if found is None:
+            rotation = next((candidate for candidate in rotations if candidate is not None), None)
+            if rotation is None:
                 faults.append(f"{branch.where}: queries are changed in another way than by rotations")
                 return
-            facts.shape["rope"] = found[0]
-            facts.shape["rope_size"] = None if found[1] == size else found[1]
+            facts.shape["rope"] = rotation[0]
+            facts.shape["rope_size"] = None if rotation[1] == size else rotation[1]
 
     nodes = nodes_of_softmax(heads) | {str(x.number): x for x in before}
     nodes |= {} if turned is None else {"turned": turned}
@@ -117,7 +117,7 @@ def read_softmax(facts: BranchFacts, heads: Heads, values: dict[str, Any], fault
         faults.append(f"{facts.branch.where}: its logits are not qkᵀ times a factor under a mask")
         return None
     assert mask is not None
-    facts.pattern = pattern_of(mask)
+    facts.pattern = pattern_of_mask(mask)
     facts.shape["cap"] = None if heads.capped is None else float(f"{factor:.4g}")
     facts.shape["sink"] = P.shape[-1] > len(mask)
     if facts.shape["sink"]:

@@ -64,7 +64,7 @@ class BranchFacts:
         return families.get(self.family, OF_MLP)
 
 
-def facts_of(branch: Branch, *, last: bool) -> BranchFacts:
+def branch_facts(branch: Branch, *, last: bool) -> BranchFacts:
     """The facts of the graph; an InputError for a branch that no block is. `last` is for those of the last sum."""
     if branch.kind not in ("attention", "mlp"):
         raise InputError(f"model: {branch.where}: blocks have attention and MLPs, no {branch.kind}")

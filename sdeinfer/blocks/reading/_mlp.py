@@ -21,7 +21,7 @@ def tap_mlp(account: Account, facts: BranchFacts, taps: Taps, faults: list[str])
     branch, width = facts.branch, facts.branch.link.sum.shape[-1]
     gated = "gate" in branch.matrices
     matrix, first = branch.matrices["gate" if gated else "up"][0]
-    other, right = branch.matrices["up"][0]
+    up, right = branch.matrices["up"][0]
     (last, down), units = branch.matrices["mlp output"][0], branch.matrices["mlp output"][0][0].fan_in
     facts.shape = {"gated": gated, "expansion": units / width}
 
@@ -31,7 +31,7 @@ def tap_mlp(account: Account, facts: BranchFacts, taps: Taps, faults: list[str])
             faults.append(f"{branch.where}: {last.name} reads other units than {matrix.name} makes")
             return
         if gated:
-            facts.activations, facts.shape["offset"] = gated_activations(z, outputs_of(values["right"], other), h)
+            facts.activations, facts.shape["offset"] = gated_activations(z, outputs_of(values["right"], up), h)
         else:
             facts.activations = activations_of_values(z, h)
         if not facts.activations:
@@ -109,8 +109,8 @@ def _weighted(account: Account, nodes: list[Node], down: Node) -> Node | None:
     graph = account.graph
     for node in nodes:
         if node.kind == "gate" and graph.has(node, down) and len(node.inputs) == 2:
-            for side, other in (node.inputs, node.inputs[::-1]):
-                if side.shape[-1:] == (1,) and not graph.has(side, down) and graph.has(other, down):
+            for side, opposite in (node.inputs, node.inputs[::-1]):
+                if side.shape[-1:] == (1,) and not graph.has(side, down) and graph.has(opposite, down):
                     return side
     return None
 

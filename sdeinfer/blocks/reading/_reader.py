@@ -6,7 +6,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks.reading._attention import tap_attention
-from sdeinfer.blocks.reading._facts import BranchFacts, facts_of
+from sdeinfer.blocks.reading._facts import BranchFacts, branch_facts
 from sdeinfer.blocks.reading._gains import gain_of, gain_of_increment
 from sdeinfer.blocks.reading._latent import tap_latent_attention
 from sdeinfer.blocks.reading._mlp import tap_experts, tap_mlp
@@ -38,7 +38,7 @@ class StackReader:
     def __init__(self, account: Account, branches: list[Branch]):
         self.account, self.graph, self.branches = account, account.graph, branches
         self.width = branches[0].link.sum.shape[-1]
-        self.facts = [facts_of(branch, last=branch.link is branches[-1].link) for branch in branches]
+        self.facts = [branch_facts(branch, last=branch.link is branches[-1].link) for branch in branches]
         self.faults: list[str] = []
         self.taps = Taps()
         self.start: np.ndarray | None = None

@@ -23,8 +23,8 @@ def gated_activations(z: np.ndarray, linear: np.ndarray, h: np.ndarray) -> tuple
     for offset in (0.0, 1.0):
         gate = linear + offset
         seen = np.abs(gate) > 0.1 * np.abs(gate).mean()
-        if found := activations_of_values(z[seen], h[seen] / gate[seen]):
-            return found, offset
+        if activations := activations_of_values(z[seen], h[seen] / gate[seen]):
+            return activations, offset
     return {}, 0.0
 
 
@@ -35,7 +35,7 @@ def activations_of_values(z: np.ndarray, h: np.ndarray) -> dict[str, float]:
     return {name: float(error) for name, error in errors.items() if error <= SAME}
 
 
-def pattern_of(mask: np.ndarray) -> Pattern:
+def pattern_of_mask(mask: np.ndarray) -> Pattern:
     """The pattern of a boolean matrix; a lower triangle is a causal mask of any length."""
     return CAUSAL if np.array_equal(mask, np.tri(len(mask), dtype=bool)) else Pattern.of_mask(mask)
 
@@ -78,8 +78,8 @@ def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Itera
     if before.shape != after.shape:
         return None
     for size in sorted({size for size in sizes if size % 2 == 0 and 2 <= size <= before.shape[-1]}):
-        rest = np.abs(after[..., size:] - before[..., size:]).max(initial=0.0)
-        if rest <= SAME * np.abs(before).max():
+        change = np.abs(after[..., size:] - before[..., size:]).max(initial=0.0)
+        if change <= SAME * np.abs(before).max():
             base = base_of_rotations(before[..., :size], after[..., :size], tokens)
             if base is not None:
                 return base, size
@@ -98,9 +98,9 @@ def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> flo
     """
     axes = [axis for axis, length in enumerate(before.shape[:-1]) if length == tokens]
     for axis in axes if tokens > 1 and before.shape == after.shape and before.shape[-1] % 2 == 0 else ():
-        one, other = (np.moveaxis(x, axis, 0).reshape(tokens, -1, x.shape[-1]) for x in (before, after))
+        queries, rotated = (np.moveaxis(x, axis, 0).reshape(tokens, -1, x.shape[-1]) for x in (before, after))
         for half in (True, False):
-            x, y = (_pairs(values, half=half) for values in (one, other))
+            x, y = (_pairs(values, half=half) for values in (queries, rotated))
             turn, modulus = y * x.conj(), np.abs(x) ** 2
             angle = turn.sum(1) / modulus.sum(1)  # of each token and pair
             if np.abs(turn - angle[:, None] * modulus).max() > 10 * SAME * modulus.max():
@@ -113,8 +113,8 @@ def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> flo
 
 def _pairs(values: np.ndarray, *, half: bool) -> np.ndarray:
     """Pairs of features as complex numbers: halves of a head (Llama), or neighbours (GPT-J)."""
-    one, other = np.split(values, 2, axis=-1) if half else (values[..., ::2], values[..., 1::2])
-    return one + 1j * other
+    real, imaginary = np.split(values, 2, axis=-1) if half else (values[..., ::2], values[..., 1::2])
+    return real + 1j * imaginary
 
 
 def _base(angles: np.ndarray) -> float | None:
@@ -129,14 +129,14 @@ def _base(angles: np.ndarray) -> float | None:
 
 def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
     """The norms, "layer" and "rms", that make tokens y of x up to one factor a token; both if x has no mean."""
-    x, y = (each.reshape(-1, each.shape[-1]) for each in (x, y))
-    found = set()
+    x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
+    norms = set()
     for name, centred in (("rms", x), ("layer", x - x.mean(1, keepdims=True))) if x.shape == y.shape else ():
         square = (centred**2).sum(1, keepdims=True)
         factor = (centred * y).sum(1, keepdims=True) / np.where(square > 0, square, 1.0)
         if np.abs(y - factor * centred).max() <= SAME * np.abs(y).max():
-            found.add(name)
-    return found
+            norms.add(name)
+    return norms
 
 
 def epsilon_of_norm(x: np.ndarray, y: np.ndarray, gain: float) -> float:

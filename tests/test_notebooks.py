@@ -14,7 +14,7 @@ REDUCED = {
     "depths = (20, 20, 20, 200)\ngammas, unstable = (0.1, 0.7, 1.0), (0.05, 0.5, 1.0)\n"
     "grid_gammas, grid_taus = (0.2, 0.7, 1.0), (0.5, 8.0)\ndraws, widths = 4000, (64, 128, 256)",
     "3_tune": "paths, networks, with_weights, depths = 256, 64, 4, (32, 64)\n"
-    'gpt2 = {"width": 128, "depth": 4, "paths": 256}',
+    'today = {"width": 128, "depth": 4}\nof_today = {"paths": 256, "networks": 64, "with_weights": 2}',
     "4_training": "networks, paths, tokens = 8, 512, 2\nshown = ((0.2, 0.5),)",
     "5_while_it_trains": "networks, width, depth, context, batch = 3, 16, 3, 8, 2\ncheckpoints = (0, 1, 4)\n"
     "chains, draws, warmup = 2, 50, 100\nshown = (0, 4)",

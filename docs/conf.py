@@ -57,6 +57,13 @@ html_theme_options = {"home_page_in_toc": True, "show_toc_level": 2, "use_downlo
 
 # Pages that are gone, and where their readers go.
 MOVED = {
+    "gallery": "notebooks.html#figures",
+    "guides/index": "../index.html",
+    "walkthroughs": "development.html",
+    "guides/criterion": "initialisation.html#a-criterion-of-your-own",
+    "guides/prior": "model.html#replace-a-prior-fix-a-parameter",
+    "guides/your_program": "model.html#is-your-program-calibrated",
+    "guides/trained": "../limits.html#trained-networks",
     "guides/compare": "misfit.html#compare-architectures",
     "guides/speed": "larger_than_memory.html",
     "theory/exact_laws": "layers.html#exact-laws",
@@ -64,6 +71,7 @@ MOVED = {
     "theory/bridges": "likelihood.html#layers-between-two-observations",
     "theory/criteria": "tuning.html#derivatives-of-criteria",
     "theory/increments": "blocks.html#the-density-of-an-increment",
+    "theory/reading_the_paper": "index.html#where-to-find-an-equation-of-the-paper",
     "theory/meanfield_inference": "meanfield.html#the-law-of-observed-tokens",
 }
 

@@ -1,4 +1,4 @@
-"""The script of the gallery draws the figures that its page shows."""
+"""The script `docs/_static/gallery/draw.py` draws the figures that docs/notebooks.md shows."""
 
 import os
 import shutil

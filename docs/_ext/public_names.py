@@ -1,4 +1,4 @@
-"""A build fails, under -W, if the API reference leaves out a recipe, or the gallery a plot."""
+"""A build fails, under -W, if the API reference leaves out a recipe, or docs/notebooks.md a plot."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ def warn_of_missing(_: Sphinx, env: BuildEnvironment) -> None:
     for name in si.audit.recipes.RECIPES:
         if f"sdeinfer.audit.recipes.{name}" not in env.domains["py"].data["objects"]:
             logger.warning("the recipe %s is in no page of the API reference", name)
-    gallery = Path(env.doc2path("gallery")).read_text(encoding="utf-8")
+    figures = Path(env.doc2path("notebooks")).read_text(encoding="utf-8")
     for name in dir(si.plots):
-        if name.startswith("plot_") and name not in gallery:
-            logger.warning("sdeinfer.plots.%s has no picture in the gallery", name)
+        if name.startswith("plot_") and name not in figures:
+            logger.warning("sdeinfer.plots.%s has no picture in docs/notebooks.md", name)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Figures of the gallery that no notebook has, of a small fit."""
+"""Figures of docs/notebooks.md that no notebook has, of a small fit."""
 
 from pathlib import Path
 

@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = SCRIPT.code
 
 
+@pytest.mark.docs
 def test_the_example_runs(capsys):
     assert len(EXAMPLE.strip().splitlines()) <= 15
     names: dict = {}

@@ -120,6 +120,7 @@ def test_the_true_architecture_is_ranked_first_by_arviz(fitted, networks):
     assert_within((difference - abs(table.loc["attention", "elpd_diff"])) / table.loc["attention", "dse"])
 
 
+@pytest.mark.long
 def test_parts_that_are_joined_are_checked_with_their_labels_repeated(networks):
     both = xr.concat([networks.isel(network=slice(12)), networks.isel(network=slice(12, 24))], "network")
     both = both.assign_coords(network=[*range(12), *range(12)])

@@ -82,6 +82,7 @@ def post(calibrated):
     return calibrated[0] / "out" / "posterior.nc"
 
 
+@pytest.mark.long  # CI runs the main job itself
 def test_calibrate_goes_from_nothing_to_a_folder_of_results(calibrated):
     folder, result = calibrated
     assert result.exit_code == 0, result.output

@@ -10,6 +10,7 @@ SMALL = ["--architecture", "feedforward", "--width", 64, "--depth", 16, "--token
 SMALL += ["--paths", 512, "--step", 0.1]
 
 
+@pytest.mark.long
 def test_tune_writes_parameters_a_figure_and_a_page(tmp_path):
     goals = ("--maximise", "gamma", "--subject-to", "P(norm factor < 2) >= 0.9", "--subject-to", "E[norm factor] ≤ 3")
     options = ("--fix", "c_gap=1", "--bound", "gamma=0.05:0.9", "--seed", 2, "--out", tmp_path / "a" / "out")

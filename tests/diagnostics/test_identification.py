@@ -13,6 +13,7 @@ def table(fitted):
     return identification(fitted)
 
 
+@pytest.mark.long
 def test_priors_are_those_of_the_models(table, fitted):
     """Logit of a uniform, log of a log-normal, log of a half-normal, from draws; of kurtosis 4.2, 3 and 7."""
     expected = np.array([np.pi / np.sqrt(3), 1.0, np.pi / np.sqrt(8)])

@@ -59,6 +59,7 @@ def test_sums_over_chunks_are_the_statistics(networks, chunks, law, monkeypatch)
     np.testing.assert_allclose(densities, expected, rtol=1e-9 if law == "limit" else 5e-3)
 
 
+@pytest.mark.long
 def test_fit_and_check(fitted, checked, chunks):
     """Against the fit of the networks in memory; draws at the mode, whose widths are those of the curvature."""
     post = si.fit(FULL_PATH, chunks, **SETTINGS, key=jr.key(1))

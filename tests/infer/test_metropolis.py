@@ -77,7 +77,7 @@ def short_chunks(monkeypatch):
 @pytest.mark.parametrize(
     ("model", "reduce"),
     [
-        (si.models.thinned_path, lambda data: thinned(data, 4)),
+        pytest.param(si.models.thinned_path, lambda data: thinned(data, 4), marks=pytest.mark.long),
         pytest.param(si.models.thinned_path, lambda data: data.isel(layer=[0, 3, 4, 9]), marks=pytest.mark.slow),
         pytest.param(si.models.terminal, lambda data: data, marks=pytest.mark.slow),
         pytest.param(si.models.outputs, lambda data: of_outputs(data, outputs=8), marks=pytest.mark.long),

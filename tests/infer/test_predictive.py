@@ -80,6 +80,7 @@ def test_deep_ensembles_have_fewer_replicates(networks):
     np.testing.assert_array_equal(predicted_draws(None, 7, 4), np.arange(7))
 
 
+@pytest.mark.long
 def test_a_fit_is_replicated_by_its_own_law_or_by_the_one_asked_for(networks):
     settings = {"sampler": AtTheMode(chains=2, draws=20), "predictions": 4, "key": KEY}
     for law, predictive, expected in (

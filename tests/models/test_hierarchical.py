@@ -170,6 +170,7 @@ def test_different_groups_are_recovered_and_alike_ones_shrink():
     assert u.std(axis=(0, 1)).mean() < alone.mean()
 
 
+@pytest.mark.long
 def test_a_fit_has_groups_by_their_labels_and_survives_a_file(tmp_path):
     data, kind, settings = without_attention(), template("feedforward", expansion=4), {"law": "limit", "predictions": 3}
     sampler, groups = AtTheMode(chains=2, draws=20), groups_of(data)

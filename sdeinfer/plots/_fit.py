@@ -4,7 +4,7 @@ Tests: `tests/plots/test_over_depth.py`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import arviz_plots
@@ -14,6 +14,7 @@ from arviz_base.labels import MapLabeller
 from arviz_plots.plot_collection import PlotCollection
 from arviz_stats.sampling_diagnostics import ess
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from scipy.stats import norm
 
 from sdeinfer._arguments import checked
@@ -22,37 +23,66 @@ from sdeinfer.diagnostics import innovation_tests, known_truth
 from sdeinfer.diagnostics._summary import HDI, draws_of, identified_of, parameters_of
 from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.parameters import SYMBOLS
-from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, one_panel, panels_of
+from sdeinfer.plots._style import NEUTRAL, SDE, WRONG, finish, look, one_panel, panels_of
 
 
 @checked
-def plot_posterior(post: xr.DataTree, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
+def plot_posterior(
+    post: xr.DataTree | Mapping[str, xr.DataTree],
+    *,
+    parameters: Sequence[str] | None = None,
+    axes: Axes | Iterable[Axes] | None = None,
+) -> list[Axes]:
     """Plot marginal posteriors with their 94 % intervals, and the truth as a dashed line if it is known.
 
+    The title has mean and standard deviation of a single posterior.
+
     Arguments:
-        post: the result of `fit`.
+        post: the result of `fit`, or several by their labels, which share panels.
+        parameters: which ones, in this order; by default those that data of one width identify.
         axes: where to plot, one for each parameter; None for a new figure.
 
     Raises:
-        InputError: for another number of axes.
+        InputError: for another number of axes, and for parameters that a posterior does not have.
     """
-    names = parameters_of(post)
-    panels = panels_of(axes, len(names), columns=2, height=2.0)
-    draws = draws_of(post)[names]
-    # Keeps a number legible on the dashed line of the truth.
-    behind = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-    visuals = {"dist": {"color": SDE}, "point_estimate_text": {"bbox": behind}}
-    plot = _plot(arviz_plots.plot_dist, draws, panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
-    truth = {name: value for name, value in known_truth(post).items() if name in names}
-    if truth:
-        arviz_plots.add_lines(plot, truth)
+    posts: Mapping[str, xr.DataTree] = {"": post} if isinstance(post, xr.DataTree) else post
+    if not posts:
+        raise InputError("post: one posterior or more is needed, got none")
+    first = next(iter(posts.values()))
+    names = list(parameters or identified_of(first) or parameters_of(first))
+    for label, tree in posts.items():
+        if missing := [name for name in names if name not in parameters_of(tree)]:
+            raise InputError(f"parameters: {missing[0]} is not latent in the posterior{label and ' '}{label}")
+    panels = panels_of(axes, len(names), columns=min(3, len(names)), height=2.0)
+    for number, tree in enumerate(posts.values()):
+        colour = SDE if len(posts) == 1 else look(number)["color"]
+        visuals: dict[str, Any] = {"dist": {"color": colour}, "credible_interval": {"color": colour}}
+        visuals |= {"point_estimate": {"color": colour}, "point_estimate_text": False}
+        _plot(arviz_plots.plot_dist, draws_of(tree)[names], panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
     for name, panel in zip(names, panels, strict=True):
+        draws = [draws_of(tree)[name] for tree in posts.values()]
+        truths = {known_truth(tree)[name] for tree in posts.values() if name in known_truth(tree)}
+        for truth in truths:
+            panel.axvline(truth, color=NEUTRAL, linestyle="--", lw=1.2, zorder=0)
         # The bulk of a posterior with a long tail stays legible.
-        low, high = draws[name].quantile([0.005, 0.995]).values
-        margin = 0.05 * (high - low)
-        true = truth.get(name, low)
-        panel.set_xlim(min(low, true) - margin, max(high, true) + margin)
+        shown = [*np.ravel([values.quantile([0.005, 0.995]) for values in draws]), *truths]
+        margin = 0.05 * (max(shown) - min(shown))
+        panel.set_xlim(min(shown) - margin, max(shown) + margin)
+        panel.set_title(_title(name, draws), fontsize="medium")
+    if len(posts) > 1:
+        handles = [Line2D([], [], color=look(number)["color"], label=label) for number, label in enumerate(posts)]
+        panels[-1].legend(handles=handles, frameon=False, fontsize="small")
     return panels
+
+
+def _title(name: str, draws: Sequence[xr.DataArray]) -> str:
+    """The symbol of a parameter, with mean and sd of a single posterior, to two digits of the sd."""
+    symbol = symbol_of(name)
+    if len(draws) > 1:
+        return symbol
+    mean, sd = float(draws[0].mean()), float(draws[0].std())
+    digits = max(0, 1 - math.floor(math.log10(sd))) if sd > 0 else 3
+    return f"{symbol} = {mean:.{digits}f} ± {sd:.{digits}f}"
 
 
 @checked
@@ -123,13 +153,12 @@ def _plot(
     }
     collection = PlotCollection(draws, xr.DataTree.from_dict(groups), aes=aesthetics, backend="matplotlib")
     names = [str(name) for name in draws]
-    # The symbol of a part of a stack comes after the part's name.
-    parts = {name: name.rpartition(".") for name in names}
-    symbols = {
-        name: f"{part}{dot}{SYMBOLS[parameter]}"
-        for name, (part, dot, parameter) in parts.items()
-        if parameter in SYMBOLS
-    }
-    labels: Any = MapLabeller(var_name_map={**symbols})
+    labels: Any = MapLabeller(var_name_map={name: symbol_of(name) for name in names})
     tree = xr.DataTree.from_dict({"posterior": draws})
     return function(tree, var_names=names, plot_collection=collection, labeller=labels, **settings)
+
+
+def symbol_of(name: str) -> str:
+    """The symbol of a parameter; that of a part of a stack comes after the part's name."""
+    part, dot, parameter = name.rpartition(".")
+    return f"{part}{dot}{SYMBOLS[parameter]}" if parameter in SYMBOLS else name

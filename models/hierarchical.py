@@ -10,7 +10,7 @@ from sdeinfer.models.full_path import full_path  # pyright: ignore[reportMissing
 
 from sdeinfer.likelihood import CovariancePath
 from sdeinfer.likelihood._assumptions import sample_members
-from sdeinfer.likelihood._model import Groups
+from sdeinfer.likelihood._model import GroupModel
 from sdeinfer.likelihood._statistics import PathStatistics
 
 SPREAD_SCALE = 0.5
@@ -19,7 +19,7 @@ a factor e in τ0 or the gap, or γ = 0.38 against 0.62: about the width of the 
 deviations are 1.8 (logit γ), 1 (log τ0) and 1.1 (log gap). Groups of similar networks should differ by less."""
 
 
-@partial(Groups, ungrouped=full_path)
+@partial(GroupModel, ungrouped=full_path)
 def hierarchical(path: PathStatistics) -> None:
     """Networks of one architecture in groups (partial pooling), each observed at every layer.
 

@@ -1,6 +1,6 @@
 # In a checkout the package is the folder models/; type checkers know nothing of that.
 from .likelihood._increments import BranchModel
-from .likelihood._model import EveryLayer, Groups, LatentLayers
+from .likelihood._model import EveryLayer, GroupModel, LatentLayers
 from .likelihood._model import each_network as each_network
 
 branches: BranchModel
@@ -8,7 +8,7 @@ branches_over_depth: BranchModel
 every_branch: BranchModel
 
 full_path: EveryLayer
-hierarchical: Groups
+hierarchical: GroupModel
 outputs: LatentLayers
 terminal: LatentLayers
 thinned_path: LatentLayers

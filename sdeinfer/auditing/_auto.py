@@ -22,7 +22,7 @@ from sdeinfer.passes._account import Matrix
 from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._inputs import text_part
 from sdeinfer.passes._models import named
-from sdeinfer.passes._record import Parameter
+from sdeinfer.passes._record import StoredTensor
 
 LARGEST = 200_000_000
 """Number of parameters up to which twins get memory; of larger models only calls of initialisers are read."""
@@ -173,7 +173,7 @@ def _compared(firsts: dict[str, Any], model: Any, names: list[str]) -> dict[str,
         if np.allclose(first, second, rtol=1e-6, atol=1e-12):
             laws[name] = Declared(float(first.mean()), 0.0, "constant", values=first)
         else:
-            law = law_of(Parameter((2 * len(first),), np.concatenate([first, second]).__getitem__))
+            law = law_of(StoredTensor((2 * len(first),), np.concatenate([first, second]).__getitem__))
             laws[name] = Declared(law.mean, law.sd, error=law.error)
     return laws
 

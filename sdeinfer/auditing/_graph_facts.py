@@ -11,7 +11,7 @@ import numpy as np
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._tests import Test, failed, some
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._readings import Reading, is_even, name_of
+from sdeinfer.passes._readings import Reading, is_even, tensor_name
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._stream import Link
 
@@ -120,7 +120,7 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
         yield failed("dead", names[0], says, *names)
     for node in account.graph.record.nodes:
         if node.kind == "scale" and not node.fixed and node.factors[0] == 0 and node.about.get("by") is not None:
-            name = name_of(node.about["by"])
+            name = tensor_name(node.about["by"])
             if name in account.graph.record.buffers:
                 yield failed("dead", name, f"{name} is 0, and multiplies activations", name)
                 break

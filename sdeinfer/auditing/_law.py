@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
-from sdeinfer.passes._record import MOST, Parameter
+from sdeinfer.passes._record import MOST, StoredTensor
 
 SHARED = 4096
 """Entries at each end of a tensor that are compared with those of others."""
@@ -45,7 +45,7 @@ class Law:
         return math.sqrt(max(2 + kurtosis, 0.05) / (4 * max(self.seen, 1)))
 
 
-def law_of(parameter: Parameter) -> Law:
+def law_of(parameter: StoredTensor) -> Law:
     """The law of a tensor."""
     x, size = parameter.entries(), parameter.size
     if not size:
@@ -65,7 +65,7 @@ def law_of(parameter: Parameter) -> Law:
     return Law(size, len(x), mean, sd, kurtosis, largest, name, edge, outlier)
 
 
-def _without_padding(parameter: Parameter, x: np.ndarray) -> np.ndarray:
+def _without_padding(parameter: StoredTensor, x: np.ndarray) -> np.ndarray:
     """Entries outside of a few rows of zeros, as of padding tokens, and of the zeros of an identity."""
     if len(parameter.shape) < 2 or x.all() or not x.any():
         return x
@@ -79,7 +79,7 @@ def _without_padding(parameter: Parameter, x: np.ndarray) -> np.ndarray:
     return x[~empty] if len(np.unique(row[empty])) <= max(2, 0.01 * len(drawn)) else x
 
 
-def _without_outliers(x: np.ndarray, parameter: Parameter) -> tuple[np.ndarray, float]:
+def _without_outliers(x: np.ndarray, parameter: StoredTensor) -> tuple[np.ndarray, float]:
     """The entries that are near the others, and how far the farthest entry of all is."""
     middle = np.median(x)
     spread = float(np.median(np.abs(x - middle))) / stats.norm.ppf(0.75)
@@ -115,7 +115,7 @@ def _edges() -> tuple[np.ndarray, np.ndarray]:
     return edges / stats.truncnorm.std(-edges, edges), edges
 
 
-def _orthogonal(parameter: Parameter) -> bool:
+def _orthogonal(parameter: StoredTensor) -> bool:
     """Whether a few rows, or columns, are orthogonal: their cosines are far below 1/√n."""
     if len(parameter.shape) < 2:
         return False
@@ -136,7 +136,7 @@ def _orthogonal(parameter: Parameter) -> bool:
     return False
 
 
-def copies(parameters: Mapping[str, Parameter], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
+def copies(parameters: Mapping[str, StoredTensor], laws: Mapping[str, Law]) -> list[tuple[str, str, float]]:
     """Pairs of tensors whose first or last entries are equal or correlated beyond chance (10⁻⁶ for all).
 
     Returns:
@@ -175,7 +175,7 @@ def _standardised(entries: Mapping[str, np.ndarray], laws: Mapping[str, Law]) ->
     return Z, counts
 
 
-def repeated_slices(parameter: Parameter) -> int:
+def repeated_slices(parameter: StoredTensor) -> int:
     """The largest number of equal slices along an axis, as of ranks or heads that share a seed; 1 if all differ."""
     shape, most, rng = parameter.shape, 1, np.random.default_rng(0)
     for axis, count in enumerate(shape):

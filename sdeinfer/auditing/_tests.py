@@ -15,7 +15,7 @@ from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._readings import ALIKE
-from sdeinfer.passes._record import Parameter
+from sdeinfer.passes._record import StoredTensor
 
 LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
@@ -253,7 +253,7 @@ def value_in_words(law: Law) -> str:
     return "0" if law.name == "zeros" else f"{law.mean:.4g}" if law.sd == 0 else f"{law.name} with σ {law.sd:.3g}"
 
 
-def _rounding(parameter: Parameter) -> float:
+def _rounding(parameter: StoredTensor) -> float:
     return 1e-2 if "bfloat16" in parameter.dtype else 2e-3 if "float16" in parameter.dtype else 1e-4
 
 

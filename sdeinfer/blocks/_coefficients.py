@@ -66,7 +66,7 @@ def branch_coefficients(
     return coefficients
 
 
-def labelled(
+def labelled_coefficients(
     coefficients: Float[np.ndarray, "networks branches grid 4"], order: BlockOrder, data: xr.Dataset
 ) -> xr.Dataset:
     """The result of `branch_coefficients` as a Dataset, with the name of each branch's block as `part`."""

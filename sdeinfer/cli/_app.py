@@ -106,7 +106,7 @@ class Command(TyperCommand):
         from sdeinfer._progress import progress_line
 
         with progress_line(show=True):
-            phase("loading JAX")
+            named_phase("loading JAX")
             import jax
 
             from sdeinfer._cache import use_compilation_cache
@@ -116,7 +116,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-def phase(text: str) -> None:
+def named_phase(text: str) -> None:
     """Show the name of the next phase: see `sdeinfer._progress`, which is imported only when a command runs."""
     from sdeinfer import _progress
 
@@ -125,7 +125,7 @@ def phase(text: str) -> None:
 
 def say(text: str, *, err: bool = False) -> None:
     """Clear the progress line and print a result."""
-    phase("")
+    named_phase("")
     typer.echo(text, err=err)
 
 

@@ -11,7 +11,7 @@ import typer
 
 import sdeinfer as si
 from sdeinfer._files import first_line, staged_folder
-from sdeinfer.cli._app import phase, say
+from sdeinfer.cli._app import named_phase, say
 
 
 def audit_command(
@@ -46,14 +46,14 @@ def audit_command(
 
     Exit code 0: no test failed, 1: failed, 2: unusable input, 3: something declared was not tested.
     """
-    phase("making the model")
+    named_phase("making the model")
     make, inputs = _given(model)
     reference = None if like is None else _given(like)[0]
-    phase("auditing")
+    named_phase("auditing")
     declared = {"causal": causal, "norm": norm, "allow": allow or ()}
     audit = si.audit(make, inputs, recipe=recipe, like=reference, **declared, seed=seed)
     if out is not None:
-        phase("writing the page")
+        named_phase("writing the page")
         with staged_folder(out) as folder:
             audit.write(folder / "audit.json")
             si.report.write_audit(audit, folder / "audit.html", command=shlex.join(["sdeinfer", *sys.argv[1:]]))

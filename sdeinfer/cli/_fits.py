@@ -9,8 +9,8 @@ import typer
 
 import sdeinfer as si
 from sdeinfer._files import staged_file, staged_folder
-from sdeinfer.cli._app import Command, phase, say
-from sdeinfer.cli._groups import Ensemble, Fit, Kind, Seed, Start, Truth, Workers, at_work, flags_of, with_groups
+from sdeinfer.cli._app import Command, named_phase, say
+from sdeinfer.cli._groups import EnsembleOptions, Fit, Kind, Seed, Start, Truth, Workers, at_work, flags_of, with_groups
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,7 +31,7 @@ class Calibrate(Command):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        of_networks = [flag.name for group in (Ensemble, Start, Truth) for flag in flags_of(group)]
+        of_networks = [flag.name for group in (EnsembleOptions, Start, Truth) for flag in flags_of(group)]
         for name in of_networks if ctx.params["data"] is not None else ():
             source = ctx.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
@@ -47,7 +47,7 @@ def calibrate_command(
     *,
     data: Annotated[Path | None, typer.Option(help="NetCDF file of observed covariances")] = None,
     kind: Kind,
-    ensemble: Ensemble,
+    ensemble: EnsembleOptions,
     start: Start,
     truth: Truth,
     fit: Fit,
@@ -107,7 +107,7 @@ def fit_command(
 def check_command(posterior: Posterior) -> None:
     """Check a fit and print the verdicts."""
     post = _read(posterior)
-    phase("checking the fit")
+    named_phase("checking the fit")
     print_results(post, si.check(post))
 
 
@@ -124,18 +124,18 @@ def report_command(
 
 
 def _read(posterior: Path) -> "xr.DataTree":
-    phase("reading the posterior")
+    named_phase("reading the posterior")
     return si.observation.read_posterior(posterior)
 
 
 def write_results(post: "xr.DataTree", folder: Path) -> "Check":
     """Check a fit, and write its figures, summary and report."""
-    phase("checking the fit")
+    named_phase("checking the fit")
     verdicts = si.check(post)
-    phase("drawing the figures")
+    named_phase("drawing the figures")
     drawn = si.report.figures(post)
     si.report.write_figures(drawn, folder / "figures")
-    phase("writing the report")
+    named_phase("writing the report")
     si.report.write_summary(post, verdicts, folder / "summary.json")
     si.report.write_report(post, verdicts, drawn, folder / "report.html")
     return verdicts

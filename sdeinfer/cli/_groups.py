@@ -16,7 +16,7 @@ import typer
 
 import sdeinfer as si
 from sdeinfer._files import first_line
-from sdeinfer.cli._app import phase
+from sdeinfer.cli._app import named_phase
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ensemble:
+class EnsembleOptions:
     """Networks to sample, and what is observed of them."""
 
     width: Width = 256
@@ -250,7 +250,7 @@ def at_work(flags: Workers) -> Iterator[bool]:
     if flags.workers is not None and flags.scheduler is not None:
         raise si.InputError("--workers: starts processes here, --scheduler uses those of a cluster; omit one")
     distributed = library("distributed", "dask")
-    phase("starting workers" if flags.scheduler is None else "connecting to the scheduler")
+    named_phase("starting workers" if flags.scheduler is None else "connecting to the scheduler")
     try:
         if flags.scheduler is None:
             client = distributed.Client(n_workers=flags.workers, threads_per_worker=1, dashboard_address="127.0.0.1:0")

@@ -10,8 +10,8 @@ import typer
 
 import sdeinfer as si
 from sdeinfer._files import ZARR, staged_file
-from sdeinfer.cli._app import phase, say
-from sdeinfer.cli._groups import Ensemble, Kind, Seed, Start, Truth, Workers, at_work, key_of, with_groups
+from sdeinfer.cli._app import named_phase, say
+from sdeinfer.cli._groups import EnsembleOptions, Kind, Seed, Start, Truth, Workers, at_work, key_of, with_groups
 
 if TYPE_CHECKING:
     import jax
@@ -34,7 +34,7 @@ def observe_command(
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="index of the prompt, if networks have several", min=0)] = None,
     kind: Kind,
-    ensemble: Ensemble,
+    ensemble: EnsembleOptions,
     start: Start,
     truth: Truth,
     workers: Workers,
@@ -62,7 +62,7 @@ def observe_command(
                 else:
                     written = write_parts((part(first) for first in range(0, ensemble.networks, batch)), file)
         else:
-            phase("reducing hidden states")
+            named_phase("reducing hidden states")
             observed = observe_file(hidden_states, prompts=prompt)
             parts = (_with_attributes(part, kind) for part in observed)
             with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
@@ -96,7 +96,7 @@ def simulate_command(
         raise si.InputError(f"time: must be positive and finite, got {time:g}")
     ts = np.linspace(0.0, time, times + 1)
     with staged_file(out) as file:
-        phase("simulating")
+        named_phase("simulating")
         V = np.asarray(si.simulate(layer, V0, ts, paths=paths, step=step, key=key_of(seed, 0)))
         result = xr.Dataset(
             {"covariance": (("path", "time", "token_a", "token_b"), V)},
@@ -111,7 +111,7 @@ def simulate_command(
 
 
 def _part(
-    ensemble: Ensemble, layer: "si.layers.AbstractLayer", V0: "jax.Array", seed: int, batch: int, first: int
+    ensemble: EnsembleOptions, layer: "si.layers.AbstractLayer", V0: "jax.Array", seed: int, batch: int, first: int
 ) -> "xr.Dataset":
     """Networks of an ensemble from the number `first` on, at most `batch`; the first part has the folder's chunks."""
     part = ensemble.drawn(layer, V0, seed, first=first, most=batch)

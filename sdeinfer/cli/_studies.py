@@ -10,7 +10,7 @@ import typer
 import sdeinfer as si
 from sdeinfer._files import staged_folder
 from sdeinfer.cli import _groups as flags
-from sdeinfer.cli._app import phase, say
+from sdeinfer.cli._app import named_phase, say
 from sdeinfer.cli._groups import bounds_by, fixed_by, key_of, with_groups
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ def _write_tuned(tuned: "si.Tuned", folder: Path, *, paths: int, seed: int) -> d
     """Write the result, its figures, which are returned, and its page."""
     from sdeinfer.report._tuned import tuned_figures
 
-    phase("drawing the figure")
+    named_phase("drawing the figure")
     drawn = tuned_figures(tuned, paths=paths, key=key_of(seed, 1))
-    phase("writing the report")
+    named_phase("writing the report")
     tuned.write(folder / "tuned.json")
     si.report.write_figures(drawn, folder / "figures")
     command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])

@@ -22,7 +22,7 @@ from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.layers._templates import ARCHITECTURES, architecture_in, check_fittable, is_named, masked_as
 from sdeinfer.likelihood import AbstractModel, with_pattern
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
-from sdeinfer.likelihood._model import EveryLayer, Groups, LatentLayers
+from sdeinfer.likelihood._model import EveryLayer, GroupModel, LatentLayers
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, validate_labels
 
 
@@ -77,7 +77,7 @@ def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: Abstra
     """The data in the coordinates of an architecture's attention pattern; unchanged without an architecture."""
     if kind is None:
         return data
-    if not kind.pattern.everything and (isinstance(model, Groups) or not isinstance(model, EveryLayer | None)):
+    if not kind.pattern.everything and (isinstance(model, GroupModel) or not isinstance(model, EveryLayer | None)):
         raise InputError(f"model: {model.name} supports unmasked attention only; use models.full_path")
     if law != "limit":
         # Raise the one-line error of a layer without this law.
@@ -139,7 +139,7 @@ def problem_of(
                     f"model: {model.name} supports the package's terms only; use models.full_path with other terms"
                 )
             return Latent(model, assumptions, assumptions.kind)
-        case Groups():
+        case GroupModel():
             return Grouped(model, assumptions, assumptions.kind)
         case EveryLayer():
             return Networks.of(model, assumptions, networks=networks, tokens=tokens, pattern=pattern)

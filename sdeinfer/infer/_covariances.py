@@ -17,7 +17,7 @@ from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_likelihoods
 from sdeinfer.infer._measures import Measure, attention_bend, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
-from sdeinfer.infer._predictive import affordable_draws, labelled, predict, with_numbers
+from sdeinfer.infer._predictive import affordable_draws, labelled_predictions, predict, with_numbers
 from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Layers, Prepared, Sites, labels_by_trace, stamp
 from sdeinfer.infer._range import range_to_fit
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD, Law
@@ -88,7 +88,7 @@ class AbstractCovariances(AbstractProblem):
         chosen = self.of_networks(prepared.networks, layers)[:, draws]
         points = chosen.reshape(-1, *chosen.shape[2:])
         replicates = predict(points, prepared.data, architecture=self.kind, law=law, key=key)
-        return with_numbers(labelled(replicates, len(chosen), draws))
+        return with_numbers(labelled_predictions(replicates, len(chosen), draws))
 
     def labels(self, prepared: Prepared) -> Labels:
         return labels_by_trace(self.model, prepared.networks, {NETWORK: prepared.data[NETWORK].values})

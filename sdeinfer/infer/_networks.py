@@ -17,7 +17,7 @@ from jaxtyping import Int, PRNGKeyArray, PyTree
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attributes import BLOCKS, attributes_of_blocks, stack_in
-from sdeinfer.blocks._coefficients import labelled
+from sdeinfer.blocks._coefficients import labelled_coefficients
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
@@ -45,7 +45,7 @@ from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._increments import BranchModel, BranchPath
-from sdeinfer.likelihood._model import EveryLayer, Groups, LatentLayers
+from sdeinfer.likelihood._model import EveryLayer, GroupModel, LatentLayers
 from sdeinfer.likelihood._path import no_adjustment
 from sdeinfer.likelihood._program import PATH, layer_of_each, shared_layer
 from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
@@ -166,7 +166,7 @@ class Networks(AbstractCovariances):
 class Grouped(AbstractCovariances):
     """Networks in groups, observed at every layer."""
 
-    model: Groups
+    model: GroupModel
 
     @functools.cached_property
     def alone(self) -> Networks:
@@ -280,7 +280,7 @@ class Branches(AbstractProblem):
         return {
             "observed_data": data.drop_vars(read),
             "constant_data": data[read],
-            "coefficients": labelled(np.asarray(prepared.networks.coefficients), self.order, data),
+            "coefficients": labelled_coefficients(np.asarray(prepared.networks.coefficients), self.order, data),
         }
 
     def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:

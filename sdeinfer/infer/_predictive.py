@@ -162,7 +162,7 @@ def predicted_draws(predictions: int | None, draws: int, chains: int) -> Int[np.
     return (draws // count * np.arange(count))[::chains]
 
 
-def labelled(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:
+def labelled_predictions(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:
     """Predictions with the chain and draw labels of their parameters."""
     both = pd.MultiIndex.from_product([np.arange(chains), draws], names=["chain", "draw"])
     index = xr.Coordinates.from_pandas_multiindex(both, "sample")

@@ -115,7 +115,7 @@ class AbstractMarkovChain(AbstractSampler):
             chunk=CHUNK,
             progress=progress,
         )
-        return draws_of(posterior, prepared if each is None else each, records)
+        return recorded_draws(posterior, prepared if each is None else each, records)
 
     def starts(self, posterior: Posterior, key: PRNGKeyArray) -> tuple[PyTree, ...]:
         """The initial states of all chains."""
@@ -131,7 +131,7 @@ class AbstractMarkovChain(AbstractSampler):
         return recorded(step, state, steps, CHUNK)
 
 
-def draws_of(posterior: Posterior, networks: PyTree, records: Mapping[str, Any]) -> Draws:
+def recorded_draws(posterior: Posterior, networks: PyTree, records: Mapping[str, Any]) -> Draws:
     """Sites, layers and densities at the kept positions."""
     z = posterior.unconstrained(records["position"], axes=2)
     values = constrained(posterior.model, posterior.prepared, z)

@@ -42,7 +42,7 @@ from sdeinfer.layers._next_order import (
 )
 
 
-class Logits(NamedTuple):
+class LogitTerms(NamedTuple):
     """H_α, 1/m_α, C^{αβ}_νκ and K^{αβ}_νκ over (α, ν, β, κ), and K^{αα}_νν less its mean over the ν in S_α."""
 
     H: Float[Any, "m m m"]
@@ -52,14 +52,14 @@ class Logits(NamedTuple):
     spread: Float[Any, "... m m"]
 
 
-def logits(V: Float[Any, "... m m"], pattern: Pattern) -> Logits:
+def logits(V: Float[Any, "... m m"], pattern: Pattern) -> LogitTerms:
     """The covariances of the centred logits of V."""
     tokens = V.shape[-1]
     H, scale = (constant.astype(V.dtype) for constant in _projections(pattern, tokens))
     stacked, token = H.reshape(-1, tokens), np.arange(tokens)
     C = (stacked @ V @ stacked.T).reshape(*V.shape[:-2], *(tokens,) * 4)
     K = C * V[..., :, None, :, None]
-    return Logits(H, scale, C, K, _centre(H, K[..., token[:, None], token, token[:, None], token]))
+    return LogitTerms(H, scale, C, K, _centre(H, K[..., token[:, None], token, token[:, None], token]))
 
 
 def pattern_drift_next(V: Float[Any, "... m m"], pattern: Pattern) -> Float[Any, "... m m"]:

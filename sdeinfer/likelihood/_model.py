@@ -20,7 +20,7 @@ from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._bridge import Bridges
 from sdeinfer.likelihood._path import AbstractPath
-from sdeinfer.likelihood._program import inside, name_of
+from sdeinfer.likelihood._program import inside, program_name
 from sdeinfer.likelihood._statistics import PathStatistics
 
 
@@ -51,7 +51,7 @@ class AbstractModel(abc.ABC):
     @property
     def name(self) -> str:
         """The program's name."""
-        return name_of(self.program)
+        return program_name(self.program)
 
     def takes(self, path: AbstractPath) -> bool:
         """Whether the program is one of such a path."""
@@ -133,7 +133,7 @@ class LatentLayers(AbstractModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Groups(EveryLayer):
+class GroupModel(EveryLayer):
     """Networks in groups, observed at every layer."""
 
     ungrouped: EveryLayer = dataclasses.field(kw_only=True)

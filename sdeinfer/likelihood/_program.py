@@ -31,7 +31,7 @@ def layer_of_each(program: Callable[[Any], None], statistics: PathStatistics) ->
 def shared_layer(program: Callable[[Any], None], single: PathStatistics, pair: PathStatistics) -> AbstractLayer:
     """The layer that a program of one layer for all networks observes, for statistics of one network and of two."""
     (layer, shapes), (_, pair_shapes) = (_observed_by(program, statistics) for statistics in (single, pair))
-    name, of_each = name_of(program), [site for site in shapes if shapes[site] != pair_shapes.get(site)]
+    name, of_each = program_name(program), [site for site in shapes if shapes[site] != pair_shapes.get(site)]
     if any(leaf.ndim for leaf in jax.tree.leaves(layer)):
         of_each.append("the layer")
     if layer is None or of_each:
@@ -62,7 +62,7 @@ def _observed_by(
 
 def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Trace:
     """The sites of a program; where a plate does not fit, an error that names it."""
-    require = functools.partial(_require_fittable, name_of(program))
+    require = functools.partial(_require_fittable, program_name(program))
     with handlers.trace() as trace, handlers.seed(rng_seed=jr.key(0)), handlers.substitute(substitute_fn=require):
         try:
             program(statistics)
@@ -71,7 +71,7 @@ def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Tra
                 raise
             plates = [f"{name} of {len(site['value'])}" for name, site in trace.items() if site["type"] == "plate"]
             raise InputError(
-                f"model: {name_of(program)} has a plate {' and '.join(plates)}, which does not fit "
+                f"model: {program_name(program)} has a plate {' and '.join(plates)}, which does not fit "
                 f"{statistics.networks} networks: numpyro.plate(…, path.networks) does ({first_line(error)})"
             ) from None
     return trace
@@ -79,7 +79,7 @@ def _trace_of(program: Callable[[Any], None], statistics: PathStatistics) -> Tra
 
 def _require_observed(program: Callable[[Any], None], trace: Trace, networks: int) -> None:
     """Raise an InputError if networks are not observed, or twice, or if another site has their name."""
-    name = name_of(program)
+    name = program_name(program)
     laws = [_unwrapped(site["fn"]) for site in trace.values() if site["type"] == "sample"]
     if not any(map(observes_path, trace.values())) and not any(isinstance(law, Unit) for law in laws):
         raise InputError(f"model: {name} must observe one si.likelihood.CovariancePath, obs=path.observed")
@@ -162,10 +162,10 @@ def inside(program: Any) -> Any:
             return program
 
 
-def name_of(program: Any) -> str:
+def program_name(program: Any) -> str:
     """The name of a program, of one with some arguments given, or of one in a handler."""
     if isinstance(program, functools.partial):
-        return name_of(program.func)
+        return program_name(program.func)
     if isinstance(program, Messenger) and program.fn is not None:
-        return f"{type(program).__name__}({name_of(program.fn)})"
+        return f"{type(program).__name__}({program_name(program.fn)})"
     return getattr(program, "__name__", None) or getattr(program, "name", None) or type(program).__name__

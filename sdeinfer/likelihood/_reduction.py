@@ -23,7 +23,7 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.layers._finite_width import ATTENTION_NEXT, drift_count
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._path import in_default_types
-from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, rows_of
+from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, row_count
 from sdeinfer.likelihood._terms import Terms
 from sdeinfer.likelihood._transitions import BLOCK, Path
 
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
     @property
     def points(self) -> np.ndarray:
         """Values of e at the nodes, the first 0; shape (p, nodes + 1)."""
-        x = np.cos(angles(self.nodes))
+        x = np.cos(projection_angles(self.nodes))
         e = np.exp(self.middle[:, None] + self.half_width[:, None] * x)
         return np.concatenate([np.zeros((len(e), 1)), e], axis=1)
 
@@ -135,7 +135,7 @@ def require_finite(terms: Mapping[str, np.ndarray], network: np.ndarray) -> None
             raise InputError(f"covariance: network {where}: too large or too small for its law, {name} overflows")
 
 
-def angles(count: int) -> np.ndarray:
+def projection_angles(count: int) -> np.ndarray:
     return (np.arange(count) + 0.5) * math.pi / count
 
 
@@ -195,7 +195,7 @@ def sums_of(path: Path, *, layout: Layout, widths: Float[np.ndarray, " widths"] 
     p, nodes, group, groups = len(layout.middle), layout.nodes, path.network, len(path.width)
     if widths is not None:
         group, groups = path.width_index(widths), len(widths)
-    weights = np.zeros((groups, p, rows_of(drift_count(path.pattern, path.others)), nodes + 1))
+    weights = np.zeros((groups, p, row_count(drift_count(path.pattern, path.others)), nodes + 1))
     constant = np.zeros(groups)
     at_once = max(1, 2**20 // (8 * p * (nodes + 1)))  # whose functions fit in the cache
     for block, terms in path.over_blocks(lambda block: (block, path.terms(block))):
@@ -237,6 +237,6 @@ def _summands(terms: Terms) -> np.ndarray:
 
 def _moments_to_nodes(count: int) -> np.ndarray:
     """Matrix that converts sums over T_k to sums over the cardinal functions at the Chebyshev points."""
-    to_nodes = np.cos(np.arange(count)[:, None] * angles(count)) * (2 / count)
+    to_nodes = np.cos(np.arange(count)[:, None] * projection_angles(count)) * (2 / count)
     to_nodes[0] /= 2
     return to_nodes

@@ -86,7 +86,7 @@ class PathStatistics(AbstractPath):
         if isinstance(weights, np.ndarray):
             twice = _contracted_on_host(quadratic, variance, weights, self.width)
         elif self.networks == len(self.widths):
-            twice = jax.vmap(contracted)(quadratic[self.width], variance[self.width], weights)
+            twice = jax.vmap(contracted_nodes)(quadratic[self.width], variance[self.width], weights)
         else:
             kernels = jax.vmap(kernel)(quadratic, variance)
             of_widths = weights.reshape(self.networks, -1) @ kernels.reshape(len(self.widths), -1).T
@@ -154,7 +154,7 @@ def blank_statistics(
     p, nodes = tokens * (tokens + 1) // 2, NODES[0] + 1
     shapes: Any = jax.device_put(
         {
-            "weights": np.zeros((networks, rows_of(drift_count(pattern, assumptions.other_terms)), p, nodes)),
+            "weights": np.zeros((networks, row_count(drift_count(pattern, assumptions.other_terms)), p, nodes)),
             "nodes": np.ones((p, nodes)),
             "centre": np.ones((len(VARIANCE_FEATURES), p)),
             "next_order": np.zeros((3, p)),
@@ -172,7 +172,7 @@ def quadratic_pairs(drifts: int) -> list[tuple[int, int]]:
     return list(itertools.combinations_with_replacement(range(1 + drifts), 2))
 
 
-def rows_of(drifts: int) -> int:
+def row_count(drifts: int) -> int:
     """Number of sums per node: of 1, and of b_s b_t."""
     return 1 + len(quadratic_pairs(drifts))
 
@@ -194,7 +194,7 @@ def kernel(quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"])
 
 
 @jax.custom_jvp
-def contracted(
+def contracted_nodes(
     quadratic: Float[Array, " count"], variance: Float[Array, "p nodes"], weights: Float[Array, "rows p nodes"]
 ) -> Float[Array, ""]:
     """`kernel` times the statistics of one width; cheaper, since it sums over rows first."""
@@ -234,7 +234,7 @@ def _value_and_slopes(
     return jnp.sum(count * jnp.log(variance) + r * S), slopes
 
 
-@functools.partial(contracted.defjvp, symbolic_zeros=True)
+@functools.partial(contracted_nodes.defjvp, symbolic_zeros=True)
 def _contracted_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     if not isinstance(tangents[2], SymbolicZero):
         raise NotImplementedError("PathStatistics have no derivative in V; use Transitions, of `sdeinfer.transitions`")

@@ -20,7 +20,7 @@ from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._predictive import labelled
+from sdeinfer.infer._predictive import labelled_predictions
 from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Prepared, pose, stamp
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
@@ -214,7 +214,9 @@ class Tokens(AbstractProblem):
         keys = jr.split(key, chains * len(draws))
         tokens = np.asarray(_simulated(self.model, prepared.networks.unobserved(), chosen, keys))
         dataset = xr.Dataset({"tokens": (("draw", *TOKEN_DIMS), tokens)})
-        return labelled(dataset.assign_coords(prepared.data.isel(layer=slice(1, None)).coords), chains, draws)
+        return labelled_predictions(
+            dataset.assign_coords(prepared.data.isel(layer=slice(1, None)).coords), chains, draws
+        )
 
     def labels(self, prepared: Prepared) -> Labels:
         """Parameters are numbers; a network has a density."""

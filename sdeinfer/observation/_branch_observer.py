@@ -13,7 +13,12 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.observation._branches import branches_dataset, require_different, require_reads, require_regular
+from sdeinfer.observation._branches import (
+    branches_dataset,
+    require_different_increments,
+    require_reads,
+    require_regular,
+)
 from sdeinfer.observation._doubts import spacing_of
 from sdeinfer.observation._observer import TokenReader
 
@@ -145,5 +150,5 @@ def joined_branches(parts: Iterable[BranchObserver | xr.Dataset]) -> xr.Dataset:
                 raise InputError(f"branches: network {place} has {name} {label}, where network 0 has {labels[0][name]}")
     data = xr.concat(datasets, "network", data_vars="minimal", coords="minimal", compat="override", join="override")
     data = data.assign_coords(network=np.arange(len(datasets)))
-    require_different(data)
+    require_different_increments(data)
     return data

@@ -130,7 +130,7 @@ def validate_branches(data: xr.Dataset) -> xr.Dataset:
         for kurtosis, where in zip(branches["kurtosis"].values, names, strict=True):
             if not 0 <= kurtosis < np.inf:
                 raise InputError(f"kurtosis: {where}: a positive number is needed, got {kurtosis:g}")
-    require_different(data)
+    require_different_increments(data)
     return data
 
 
@@ -207,7 +207,7 @@ def _between_fault(branches: xr.Dataset) -> Bool[np.ndarray, "branches branches"
     return ~close
 
 
-def require_different(data: xr.Dataset) -> None:
+def require_different_increments(data: xr.Dataset) -> None:
     """Check that no two networks have the same increments, which those with weights of their own never have."""
     seen: dict[bytes, Any] = {}
     for network, S in zip(data["network"].values, data["increment"].values, strict=True):

@@ -22,7 +22,7 @@ from sdeinfer.blocks.reading._values import pattern_of_mask
 from sdeinfer.covariance import Pattern
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
-from sdeinfer.observation._observer import Observer, joined
+from sdeinfer.observation._observer import Observer, joined_observers
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import attended, softmaxes_in
 from sdeinfer.passes._models import is_function, made
@@ -59,7 +59,7 @@ def observe_networks(
 
         return passes.show(_drawn(model, seed, number, networks), look).finished()
 
-    return joined(_one_by_one(observed, networks, progress=progress))
+    return joined_observers(_one_by_one(observed, networks, progress=progress))
 
 
 class SeenStream:

@@ -92,7 +92,7 @@ def observe(
     observer = Observer(_width(inputs, width), tokens=tokens, prompts=prompts, pattern=pattern or EVERY_TOKEN)
     if isinstance(hidden_states, xr.DataArray) and layers is None and "layer" in hidden_states.coords:
         layers = hidden_states["layer"].values
-    for state in states_of(hidden_states):
+    for state in layers_of_states(hidden_states):
         observer.add(state)
     if not isinstance(hidden_states, Iterator | xr.DataArray) and observer.corners:
         require_layers(observer.corners, observer.reader.shape)
@@ -106,7 +106,7 @@ def _width(inputs: Any, width: int | None) -> int | None:
     return width if inputs is None else int(inputs)
 
 
-def states_of(hidden_states: Any) -> Iterator[Any]:
+def layers_of_states(hidden_states: Any) -> Iterator[Any]:
     """The hidden states of one layer after another, see `observe`."""
     # Nested lists are one array, not a list of layers.
     if isinstance(hidden_states, Iterator) or (

@@ -15,7 +15,7 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import as_array
 from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
 from sdeinfer.observation._networks import observe_branches_of
-from sdeinfer.observation._observe import states_of
+from sdeinfer.observation._observe import layers_of_states
 from sdeinfer.observation._observer import Observer
 from sdeinfer.passes._models import is_network
 
@@ -86,7 +86,7 @@ def _of_stream(
     stream = Observer(width, tokens=tokens, pattern=pattern)
     observers: list[BranchObserver] = []
     before = None
-    for branch, state in enumerate(states_of(hidden_states), start=-1):
+    for branch, state in enumerate(layers_of_states(hidden_states), start=-1):
         stream.add(state)
         after = as_array(state, "hidden_states").astype(np.float64)
         if before is None:

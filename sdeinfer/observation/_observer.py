@@ -41,11 +41,11 @@ class TokenReader:
         if not self.shape:
             self._start(X.shape, where)
         tokens = math.prod(self.shape[len(self._leading) : -1])
-        joined = (*self.shape[: len(self._leading)], tokens, self.shape[-1])
+        joined_observers = (*self.shape[: len(self._leading)], tokens, self.shape[-1])
         # OPT joins the dimensions of prompts and tokens before its MLP.
-        if X.shape not in (self.shape, joined):
+        if X.shape not in (self.shape, joined_observers):
             raise InputError(f"{where}: has shape {X.shape}, where the first has {self.shape}")
-        X = X.reshape(joined)
+        X = X.reshape(joined_observers)
         return X if np.array_equal(self._observed, np.arange(tokens)) else X[..., self._observed, :]
 
     def _start(self, shape: tuple[int, ...], where: str) -> None:
@@ -155,7 +155,7 @@ class Observer:
         Returns:
             The Dataset of `covariance_dataset`, see `validate`, with the attention pattern in its attributes.
         """
-        return joined([self], layers=layers)
+        return joined_observers([self], layers=layers)
 
     def _shortcut(self, X: np.ndarray) -> np.ndarray:
         """`SHORTCUT` of each network."""
@@ -187,7 +187,7 @@ def covariances_of(X: np.ndarray) -> Float[np.ndarray, "networks m m"]:
         return np.concatenate([part @ part.mT for part in parts]) / X.shape[-1]
 
 
-def joined(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
+def joined_observers(observers: Sequence[Observer], *, layers: ArrayLike | None = None) -> xr.Dataset:
     """The Dataset of networks that were observed in parts, in their order, each by an `Observer`."""
     parts = [observer.covariances for observer in observers]
     if not parts or not parts[0]:

@@ -15,7 +15,7 @@ import numpy as np
 from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._graph import Graph, Source
 from sdeinfer.passes._operations import is_a
-from sdeinfer.passes._record import Node, Parameter, Record
+from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import Link
 
 MOST_EXPERTS = 256
@@ -55,14 +55,14 @@ class Places:
             return first + self.columns[index // self.inputs] * self.inputs + index % self.inputs
         return first + (index // len(self.columns)) * self.outputs + self.columns[index % len(self.columns)]
 
-    def of(self, parameter: Parameter) -> Parameter:
+    def of(self, parameter: StoredTensor) -> StoredTensor:
         """The matrix alone."""
 
         def read(index: Any) -> np.ndarray:
             flat = np.arange(*index.indices(self.size)) if isinstance(index, slice) else np.asarray(index)
             return parameter.read(self(flat))
 
-        return Parameter(self.shape, read, parameter.least, parameter.largest, parameter.dtype)
+        return StoredTensor(self.shape, read, parameter.least, parameter.largest, parameter.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Account:
         return re.compile("|".join(sorted(beginnings))) if beginnings else None
 
     @functools.cached_property
-    def parameters(self) -> Mapping[str, Parameter]:
+    def parameters(self) -> Mapping[str, StoredTensor]:
         """All arrays, and the matrices in them, by name."""
         arrays = self.graph.record.parameters
         parts = {m.name: m.places.of(arrays[m.array]) for m in self.matrices.values() if m.places is not None}
@@ -181,7 +181,7 @@ class Account:
 
 
 def places_of(
-    product: Node, parameter: Parameter, columns: Mapping[str, np.ndarray | None]
+    product: Node, parameter: StoredTensor, columns: Mapping[str, np.ndarray | None]
 ) -> dict[str, tuple[str, Places]]:
     """Role and places of each matrix in an array by its label; nothing if it is one matrix, or its layout is not known.
 
@@ -219,7 +219,7 @@ def _disjoint(columns: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]
     return known if disjoint else {}
 
 
-def _outputs_first(product: Node, parameter: Parameter) -> bool:
+def _outputs_first(product: Node, parameter: StoredTensor) -> bool:
     """Whether outputs are the first axis of each block; by the way to the product if both axes are of one length."""
     inputs, outputs = product.about["fan_in"], product.about["fan_out"]
     if inputs != outputs:

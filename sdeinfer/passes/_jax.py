@@ -12,7 +12,7 @@ import numpy as np
 
 from sdeinfer.passes._models import function_of
 from sdeinfer.passes._operations import is_a, of_jax
-from sdeinfer.passes._record import Node, Parameter, Record, Watch, about
+from sdeinfer.passes._record import Node, Record, StoredTensor, Watch, about
 
 
 def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
@@ -119,14 +119,14 @@ class _Walk:
         known = about(x) if vector and x.size and self.measures else {}
         return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=known))
 
-    def known(self) -> dict[str, Parameter]:
+    def known(self) -> dict[str, StoredTensor]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
         parameters = {}
         for name, x in self.arrays.items():
             if name not in self.stacked:
                 flat = x.reshape(-1).astype(np.float64)
                 ends = (float(flat.min()), float(flat.max())) if flat.size else (0.0, 0.0)
-                parameters[name] = Parameter(x.shape, flat.__getitem__, *ends, str(x.dtype))
+                parameters[name] = StoredTensor(x.shape, flat.__getitem__, *ends, str(x.dtype))
         return parameters
 
     def add(self, node: Node) -> Node:

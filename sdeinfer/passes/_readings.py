@@ -100,7 +100,7 @@ def _reading(account: Account, matrix: Matrix, product: Node) -> Reading:
     while True:
         if origin.kind == "scale":
             if origin.factors[0] == 0:
-                zeros.append(name_of(origin.about.get("by")))
+                zeros.append(tensor_name(origin.about.get("by")))
             names += origin.parameters[:1]
         elif origin.kind == "sum" and len(origin.inputs) == 1:
             whole &= not any(fixed.about.get("rms", 1.0) for fixed in origin.about.get("fixed", ()))
@@ -149,7 +149,7 @@ def _rows(node: Node) -> np.ndarray | None:
     return node.rows
 
 
-def name_of(fixed: Node | None) -> str:
+def tensor_name(fixed: Node | None) -> str:
     """The buffer or parameter that a fixed tensor was made of."""
     while fixed is not None and fixed.kind not in ("buffer", "parameter") and fixed.inputs:
         fixed = fixed.inputs[0]

@@ -52,7 +52,7 @@ def about(values: np.ndarray) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Parameter:
+class StoredTensor:
     """A parameter or buffer: its shape, a function that reads entries of the flat array, and its extreme entries."""
 
     shape: tuple[int, ...]
@@ -90,8 +90,8 @@ class Record:
 
     name: str
     nodes: list[Node]
-    parameters: dict[str, Parameter]
-    buffers: dict[str, Parameter]
+    parameters: dict[str, StoredTensor]
+    buffers: dict[str, StoredTensor]
     outputs: list[Node]
     columns: Callable[[tuple[int, ...]], Any]  # an array of this shape that holds the number of each column
     length: int = 0  # number of all nodes of the pass

@@ -16,7 +16,7 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.passes._models import named
 from sdeinfer.passes._operations import is_a, of_torch
-from sdeinfer.passes._record import MOST, Node, Parameter, Record, Watch, about
+from sdeinfer.passes._record import MOST, Node, Record, StoredTensor, Watch, about
 
 SMALL = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
@@ -54,7 +54,7 @@ def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch
     )
 
 
-def parameter_of(tensor: Any) -> Parameter:
+def parameter_of(tensor: Any) -> StoredTensor:
     torch = sys.modules["torch"]
     flat = tensor.detach().reshape(-1)
     flat = flat.real if flat.is_complex() else flat
@@ -64,7 +64,7 @@ def parameter_of(tensor: Any) -> Parameter:
         return part.double().cpu().numpy()
 
     least, largest = (float(end) for end in flat.aminmax()) if flat.numel() else (0.0, 0.0)
-    return Parameter(tuple(tensor.shape), read, least, largest, str(tensor.dtype).split(".")[-1])
+    return StoredTensor(tuple(tensor.shape), read, least, largest, str(tensor.dtype).split(".")[-1])
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from sdeinfer.criteria import AbstractCriterion, AbstractStatistic, Constraint, 
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.solve._grid import Grid, step_grid
 from sdeinfer.terms._limit import LimitSteps
-from sdeinfer.tuning._samples import Sample, chain_sample, joined, path_sample, weight_sample
+from sdeinfer.tuning._samples import Sample, chain_sample, joined_samples, path_sample, weight_sample
 from sdeinfer.tuning._space import Space, coefficients
 
 type Law = Literal["finite-width", "limit"]
@@ -150,7 +150,7 @@ class Problem:
                 sample = path_sample(by_path, *limit, V0, self.grid, paths=self.paths, key=key)
                 directions = slice(0 if by_chain and slopes is None else None)
                 parts[by_path] = sample._replace(slopes=sample.slopes[:, directions])
-            return joined(self.statistics, parts)
+            return joined_samples(self.statistics, parts)
 
         return draw
 

@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     exploded: Bool[np.ndarray, " networks"]
 
 
-def joined(statistics: Statistics, parts: Mapping[Statistics, Sample]) -> Sample:
+def joined_samples(statistics: Statistics, parts: Mapping[Statistics, Sample]) -> Sample:
     """Samples of groups of statistics as one; a network explodes if it does in one of them."""
     values = {statistic: x for group, part in parts.items() for statistic, x in zip(group, part.values, strict=True)}
     slopes = {statistic: x for group, part in parts.items() for statistic, x in zip(group, part.slopes, strict=True)}
@@ -66,7 +66,7 @@ def path_sample(
         group: _paths(group, tangent, limit, slopes, V0, grid, paths=paths, key=key)
         for tangent, group in by_tangent(statistics).items()
     }
-    return joined(statistics, parts)
+    return joined_samples(statistics, parts)
 
 
 def chain_sample(
@@ -91,7 +91,7 @@ def chain_sample(
         group: _chains(group, tangent, layer, slopes, V0, **sizes, key=key)
         for tangent, group in by_tangent(statistics).items()
     }
-    return joined(statistics, parts)
+    return joined_samples(statistics, parts)
 
 
 def weight_sample(
@@ -127,7 +127,7 @@ def weight_sample(
         ensemble = Ensemble(jnp.asarray(V0), jnp.asarray(np.where(finite, V, V0)), D, jnp.asarray(exploded))
         values = np.asarray(evaluate(group, ensemble))
         parts[group] = Sample(values, np.zeros((len(group), 0, networks)), exploded)
-    return joined(statistics, parts)
+    return joined_samples(statistics, parts)
 
 
 def by_tangent(statistics: Statistics) -> dict[Any, Statistics]:

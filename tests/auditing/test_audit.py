@@ -13,9 +13,9 @@ from helpers.internals import (
     Graph,
     Law,
     Node,
-    Parameter,
     Record,
     Row,
+    StoredTensor,
     copies,
     critical,
     law_of,
@@ -46,7 +46,7 @@ def test_numpy_and_scipy_are_enough():
 
 def of(x):
     flat = np.asarray(x, float).ravel()
-    return Parameter(np.shape(x), lambda index: flat[index], float(flat.min()), float(flat.max()))
+    return StoredTensor(np.shape(x), lambda index: flat[index], float(flat.min()), float(flat.max()))
 
 
 def drawn(seed=0, shape=(96, 128)):

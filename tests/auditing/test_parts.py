@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.internals import Declared, Law, Node, Parameter, Places, Row, places_of
+from helpers.internals import Declared, Law, Node, Places, Row, StoredTensor, places_of
 
 import sdeinfer as si
 
@@ -18,7 +18,7 @@ def test_places_are_those_by_index(outputs_first):
     places = Places(2, 4, 6, columns, outputs_first)
     expected = array[2][columns] if outputs_first else array[2][:, columns]
     assert places.shape == expected.shape
-    part = places.of(Parameter(array.shape, flat.__getitem__, flat.min(), flat.max()))
+    part = places.of(StoredTensor(array.shape, flat.__getitem__, flat.min(), flat.max()))
     np.testing.assert_array_equal(part.entries(), expected.ravel())
     np.testing.assert_array_equal(part.read(np.array([0, 7, 11])), expected.ravel()[[0, 7, 11]])
 
@@ -30,7 +30,7 @@ def product(shape, fan_in, fan_out):
 
 
 def of(shape):
-    return Parameter(shape, np.zeros(math.prod(shape)).__getitem__)
+    return StoredTensor(shape, np.zeros(math.prod(shape)).__getitem__)
 
 
 @pytest.mark.parametrize(

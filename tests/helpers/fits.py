@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.random as jr
 import numpy as np
-from helpers.internals import SampledPosterior, draws_of, latent_structure, posterior_mode
+from helpers.internals import SampledPosterior, latent_structure, posterior_mode, recorded_draws
 
 import sdeinfer as si
 
@@ -49,4 +49,6 @@ class AtTheMode(si.infer.AbstractSampler):
             "acceptance_rate": np.ones(shape),
             "step_size": np.ones(shape),
         }
-        return draws_of(posterior, prepared if each is None else each, {"position": position, "statistics": statistics})
+        return recorded_draws(
+            posterior, prepared if each is None else each, {"position": position, "statistics": statistics}
+        )

@@ -113,7 +113,7 @@ from sdeinfer.infer._range import (
     spread_growth,
     transitions_allowed,
 )
-from sdeinfer.infer._samplers import draws_of
+from sdeinfer.infer._samplers import recorded_draws
 from sdeinfer.infer._sandwich import _dispersion, _matrix, _scatter, sandwich
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers._absolute_moments import LARGEST_ERROR
@@ -165,7 +165,7 @@ from sdeinfer.observation._stored import observe_file
 from sdeinfer.passes._account import Places, places_of
 from sdeinfer.passes._attention import attended
 from sdeinfer.passes._graph import Graph
-from sdeinfer.passes._record import Node, Parameter, Record
+from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import streams_of
 from sdeinfer.report._fit import summary
 from sdeinfer.solve._forwards import FEW, along_few_numbers

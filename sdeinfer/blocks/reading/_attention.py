@@ -9,7 +9,7 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.blocks.reading._facts import OF_ATTENTION, BranchFacts
 from sdeinfer.blocks.reading._gains import gain_of
-from sdeinfer.blocks.reading._pass_values import numbers, with_bias
+from sdeinfer.blocks.reading._pass_values import float_array, with_bias
 from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of_mask, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
@@ -87,8 +87,8 @@ def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list
         if mask is None:
             return
         if turned is not None:
-            after, sizes = numbers(values["turned"]), {node.shape[-1] for node in between} | {size}
-            rotations = (rotation_of(numbers(values[str(x.number)]), after, len(mask), sizes) for x in before)
+            after, sizes = float_array(values["turned"]), {node.shape[-1] for node in between} | {size}
+            rotations = (rotation_of(float_array(values[str(x.number)]), after, len(mask), sizes) for x in before)
             rotation = next((candidate for candidate in rotations if candidate is not None), None)
             if rotation is None:
                 faults.append(f"{branch.where}: queries are changed in another way than by rotations")
@@ -110,7 +110,7 @@ def nodes_of_softmax(heads: Heads) -> dict[str, Node]:
 
 def read_softmax(facts: BranchFacts, heads: Heads, values: dict[str, Any], faults: list[str]) -> np.ndarray | None:
     """The mask; sets the pattern, the cap and the sink of a branch. None with a fault for another function."""
-    P, Y = (numbers(values[name]) for name in ("probabilities", "logits"))
+    P, Y = (float_array(values[name]) for name in ("probabilities", "logits"))
     mask = attended(P)
     factor = None if mask is None else factor_of_logits(P[..., : len(mask)], Y, mask)
     if factor is None:
@@ -139,7 +139,7 @@ def _tap_norms(
     def take(values: dict[str, Any]) -> None:
         places = set()
         for norm, matrix in zip((queries, keys), matrices, strict=True):
-            x, y = (numbers(values[f"{side} {norm.number}"]) for side in ("before", "after"))
+            x, y = (float_array(values[f"{side} {norm.number}"]) for side in ("before", "after"))
             if "rms" not in norms_of_values(x, y):
                 faults.append(f"{branch.where}: norms of queries and keys are no RMSNorms")
                 return

@@ -8,7 +8,7 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.blocks.reading._attention import heads_of, nodes_of_softmax, read_softmax
 from sdeinfer.blocks.reading._facts import BranchFacts
-from sdeinfer.blocks.reading._pass_values import numbers
+from sdeinfer.blocks.reading._pass_values import float_array
 from sdeinfer.blocks.reading._values import base_of_rotations
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
@@ -60,9 +60,9 @@ def tap_latent_attention(account: Account, facts: BranchFacts, taps: Taps, fault
         del facts.shape["cap"]  # none
         tokens = len(mask)
         for name in ("query", "key"):
-            facts.factors[f"read by {name}"] = float(np.square(numbers(values[name])).mean())
-        before = numbers(values["down"]).reshape(-1, tokens, rank + rotated)[:, None, :, rank:]
-        keys = numbers(values["keys"])
+            facts.factors[f"read by {name}"] = float(np.square(float_array(values[name])).mean())
+        before = float_array(values["down"]).reshape(-1, tokens, rank + rotated)[:, None, :, rank:]
+        keys = float_array(values["keys"])
         keys = keys if keys.shape[-1] == size + rotated else keys.swapaxes(-1, -2)
         after = keys.reshape(-1, count, tokens, size + rotated)[:, :1, :, size:]
         after = after * np.sqrt(np.square(before).mean() / np.square(after).mean())  # keys may have a factor

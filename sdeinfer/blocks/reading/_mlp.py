@@ -9,7 +9,7 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.blocks._experts import SCORES, weights_of_experts
 from sdeinfer.blocks.reading._facts import BranchFacts
-from sdeinfer.blocks.reading._pass_values import numbers, outputs_of, with_bias
+from sdeinfer.blocks.reading._pass_values import float_array, outputs_of_matrix, with_bias
 from sdeinfer.blocks.reading._values import SAME, activations_of_values, gated_activations
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
@@ -26,12 +26,12 @@ def tap_mlp(account: Account, facts: BranchFacts, taps: Taps, faults: list[str])
     facts.shape = {"gated": gated, "expansion": units / width}
 
     def take(values: dict[str, Any]) -> None:
-        h, z = numbers(values["h"]).reshape(-1, units), outputs_of(values["z"], matrix)
+        h, z = float_array(values["h"]).reshape(-1, units), outputs_of_matrix(values["z"], matrix)
         if h.shape != z.shape:
             faults.append(f"{branch.where}: {last.name} reads other units than {matrix.name} makes")
             return
         if gated:
-            facts.activations, facts.shape["offset"] = gated_activations(z, outputs_of(values["right"], up), h)
+            facts.activations, facts.shape["offset"] = gated_activations(z, outputs_of_matrix(values["right"], up), h)
         else:
             facts.activations = activations_of_values(z, h)
         if not facts.activations:
@@ -58,22 +58,22 @@ def tap_experts(account: Account, facts: BranchFacts, taps: Taps, faults: list[s
     facts.shape["shared"] = 0.0 if not shared else shared["mlp output"][0][0].fan_in / width
 
     def take(values: dict[str, Any]) -> None:
-        h, products = numbers(values["h"]).reshape(-1, units), numbers(values["z"])
+        h, products = float_array(values["h"]).reshape(-1, units), float_array(values["z"])
         if packed:
             sides = [products[:, :units], products[:, units:]], [products[:, ::2], products[:, 1::2]]
             readings = [gated_activations(z, linear, h) for z, linear in sides]
             facts.activations, facts.shape["offset"] = max(readings, key=lambda reading: len(reading[0]))
         elif gated:
             z, linear = (
-                outputs_of(values["gate"], of_experts["gate"][0][0]),
-                outputs_of(values["z"], of_experts["up"][0][0]),
+                outputs_of_matrix(values["gate"], of_experts["gate"][0][0]),
+                outputs_of_matrix(values["z"], of_experts["up"][0][0]),
             )
             facts.activations, facts.shape["offset"] = gated_activations(z, linear, h)
         else:
             facts.activations = activations_of_values(products.reshape(-1, units), h)
         if not facts.activations:
             faults.append(f"{branch.where}: the activation of its experts is none of si.blocks.ACTIVATIONS")
-        _read_weights(facts, numbers(values["p"]), numbers(values["r"]).reshape(-1, count), faults)
+        _read_weights(facts, float_array(values["p"]), float_array(values["r"]).reshape(-1, count), faults)
 
     nodes = {"z": first, "h": down.inputs[0], "p": weighted, "r": with_bias(account, of_router)}
     nodes |= {"gate": of_experts["gate"][0][1]} if "gate" in of_experts else {}

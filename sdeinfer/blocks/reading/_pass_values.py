@@ -8,7 +8,7 @@ from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
 
 
-def numbers(values: Any) -> np.ndarray:
+def float_array(values: Any) -> np.ndarray:
     """A tensor or array in double precision."""
     if hasattr(values, "cpu"):
         values = values.cpu().double() if values.is_floating_point() else values.cpu()
@@ -16,9 +16,9 @@ def numbers(values: Any) -> np.ndarray:
     return (array.view(array.real.dtype) if np.iscomplexobj(array) else array).astype(np.float64)
 
 
-def outputs_of(values: Any, matrix: Matrix) -> np.ndarray:
+def outputs_of_matrix(values: Any, matrix: Matrix) -> np.ndarray:
     """The outputs of a matrix, of the product in which it is used; shape (tokens, outputs)."""
-    products = numbers(values)
+    products = float_array(values)
     if matrix.places is not None:
         return products.reshape(-1, matrix.places.outputs)[:, matrix.places.columns]
     return products.reshape(-1, matrix.fan_out)

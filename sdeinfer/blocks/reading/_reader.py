@@ -10,7 +10,7 @@ from sdeinfer.blocks.reading._facts import BranchFacts, branch_facts
 from sdeinfer.blocks.reading._gains import gain_of, gain_of_increment
 from sdeinfer.blocks.reading._latent import tap_latent_attention
 from sdeinfer.blocks.reading._mlp import tap_experts, tap_mlp
-from sdeinfer.blocks.reading._pass_values import numbers
+from sdeinfer.blocks.reading._pass_values import float_array
 from sdeinfer.blocks.reading._values import epsilon_of_norm, norms_of_values
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._record import Node
@@ -45,7 +45,7 @@ class StackReader:
         placed = in_rows(account, branches)
 
         def keep(values: dict[str, Any]) -> None:
-            self.start = numbers(placed(values["X"]))
+            self.start = float_array(placed(values["X"]))
 
         self.taps.see("the tokens before its first layer", {"X": states_of(self.branches)[0]}, keep)
         for facts in self.facts:
@@ -84,7 +84,7 @@ class StackReader:
         where = facts.branch.where
 
         def take(values: dict[str, Any]) -> None:
-            x, y = (numbers(values[side]) for side in ("x", "y"))
+            x, y = (float_array(values[side]) for side in ("x", "y"))
             kinds = norms_of_values(x, y)
             if not kinds:
                 self.faults.append(f"{where}: its norm is neither a LayerNorm nor an RMSNorm of its tokens")

@@ -77,7 +77,7 @@ def fitted(name: str, draw, config, seed: int) -> tuple[Check, np.ndarray, np.nd
 @pytest.mark.parametrize(
     ("name", "width", "sigma"),
     [
-        pytest.param("gpt2", 384, 0.02, id="gpt2"),
+        pytest.param("gpt2", 384, 0.02, id="gpt2", marks=pytest.mark.slow),
         pytest.param("bert", 384, 0.02, id="bert"),
         pytest.param("llama", 384, 0.02, id="llama", marks=pytest.mark.slow),
         pytest.param("llama", 256, 0.08, id="llama of large weights", marks=pytest.mark.slow),

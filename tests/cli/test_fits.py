@@ -193,6 +193,7 @@ def test_layers_that_are_not_observed_are_latent(observed, model, tmp_path, monk
     assert data["layer"].values.tolist() == ([0, 12] if observed == "outputs" else [0, 4, 8, 12])
 
 
+@pytest.mark.long
 def test_what_is_in_the_way_of_the_results_is_left_alone(tmp_path, post, monkeypatch):
     monkeypatch.setattr(_fits, "write_results", lambda _, folder: (folder / "report.html").write_text(""))
     (tmp_path / "out" / "report.html").mkdir(parents=True)

@@ -69,7 +69,7 @@ def data():
     return observed(by_flow(LAW)).assign_attrs(truth_beta=BETA, truth_step=STEP, truth_noise=NOISE)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", [SETTINGS["sampler"], NUTS(chains=2, draws=300, warmup=300)], ids=["mode", "NUTS"])
 def test_fit_recovers_the_parameters(sampler, data, tmp_path):
     post = si.fit(meanfield.one_step, data, **SETTINGS | {"sampler": sampler})

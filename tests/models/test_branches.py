@@ -76,6 +76,7 @@ def assert_strengths(post: xr.DataTree) -> None:
     assert "mlp.strength ± " in check.verdict
 
 
+@pytest.mark.long
 def test_strengths_of_networks_of_one_width():
     post = fitted(networks())
     assert_strengths(post)

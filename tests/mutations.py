@@ -5,7 +5,8 @@
     uv run python tests/mutations.py --rooms       # only the tests that are named beside a mutation
 
 Each is made in a copy of the working tree, in a process that is forked from one which has loaded JAX and ArviZ. The
-table says which tests failed; the exit code is 1 if none did for some mutation.
+table says which tests failed; the exit code is 1 if none did for some mutation. The file is long because it is one
+table, a line for each mutation.
 """
 
 import argparse

@@ -13,7 +13,7 @@ STEP = 1e-5
 """Step of first derivatives in double precision: rounding and third derivatives change them by 1e-10 relatively."""
 
 SECOND_STEP = 1e-4
-"""Step of second derivatives, and of first ones of programs in single precision."""
+"""Step of second derivatives, and of the derivatives of a layer's coordinates in those of the sites."""
 
 
 def points_around(x: Float[Any, " coordinates"], step: float = STEP) -> Float[np.ndarray, "points coordinates"]:

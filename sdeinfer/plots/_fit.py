@@ -51,17 +51,20 @@ def plot_posterior(
     first = next(iter(posts.values()))
     names = list(parameters or identified_of(first) or parameters_of(first))
     for label, tree in posts.items():
-        if missing := [name for name in names if name not in parameters_of(tree)]:
+        latent = parameters_of(tree)
+        if missing := [name for name in names if name not in latent]:
             raise InputError(f"parameters: {missing[0]} is not latent in the posterior{label and ' '}{label}")
+    samples = [draws_of(tree)[names] for tree in posts.values()]
+    known = [known_truth(tree) for tree in posts.values()]
     panels = panels_of(axes, len(names), columns=min(3, len(names)), height=2.0)
-    for number, tree in enumerate(posts.values()):
+    for number, sample in enumerate(samples):
         colour = SDE if len(posts) == 1 else look(number)["color"]
         visuals: dict[str, Any] = {"dist": {"color": colour}, "credible_interval": {"color": colour}}
         visuals |= {"point_estimate": {"color": colour}, "point_estimate_text": False}
-        _plot(arviz_plots.plot_dist, draws_of(tree)[names], panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
+        _plot(arviz_plots.plot_dist, sample, panels, {}, ci_kind="hdi", ci_prob=HDI, visuals=visuals)
     for name, panel in zip(names, panels, strict=True):
-        draws = [draws_of(tree)[name] for tree in posts.values()]
-        truths = {known_truth(tree)[name] for tree in posts.values() if name in known_truth(tree)}
+        draws = [sample[name] for sample in samples]
+        truths = {values[name] for values in known if name in values}
         for truth in truths:
             panel.axvline(truth, color=NEUTRAL, linestyle="--", lw=1.2, zorder=0)
         # The bulk of a posterior with a long tail stays legible.

@@ -31,7 +31,7 @@ def data():
 
 
 def test_evidence_is_the_integral_over_strengths(data):
-    """Of each increment's density over its own log g², less that by the declared block; of all 32 increments."""
+    """The density of each of 32 increments is integrated over its log g², by the declared block and by the other."""
 
     def log_integral(block):
         x = np.linspace(-20, 20, 20_001)
@@ -49,7 +49,7 @@ def test_evidence_is_the_integral_over_strengths(data):
 
 @pytest.mark.long
 def test_the_block_of_the_networks_has_the_best_evidence(data):
-    """Of blocks that share a difference, the two differences are opposite."""
+    """Two blocks that differ in one way have opposite evidence."""
     of_plain = evidence_of_others(data, BlockOrder.of(PLAIN, depth=2), "mlp")
     assert max(of_plain, key=of_plain.get) == WITH
     assert of_plain[WITH] == pytest.approx(-evidence_of_others(data, BlockOrder.of(GATED, depth=2), "mlp")[WITHOUT])

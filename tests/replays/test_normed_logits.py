@@ -62,7 +62,7 @@ def test_variances_of_logits(size, correlation, key):
 
 @pytest.mark.slow
 def test_weights_have_the_same_cosines(key):
-    """Of queries and keys of drawn weights, in NumPy."""
+    """Queries and keys are those of drawn weights, in NumPy."""
     size, correlation, width, networks = 16, 0.9, 32, 4_000
     rng = np.random.default_rng(int(jr.randint(key, (), 0, 2**31)))
     U = np.linalg.cholesky([[1, correlation], [correlation, 1]]) @ np.linalg.qr(rng.standard_normal((width, 2)))[0].T

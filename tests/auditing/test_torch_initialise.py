@@ -5,7 +5,22 @@ import numpy as np
 import pytest
 from helpers.budget import assert_estimate, mean_and_error
 from helpers.internals import unlike_blocks
-from helpers.torch_models import TORCH, bert, covariances, encoder, gpt2, hf, llama, nn, prompt, run, sizes, torch, vit
+from helpers.torch_models import (
+    TORCH,
+    bert,
+    covariances,
+    encoder,
+    gpt2,
+    hf,
+    llama,
+    log_norms_and_correlations,
+    nn,
+    prompt,
+    run,
+    sizes,
+    torch,
+    vit,
+)
 
 import sdeinfer as si
 from sdeinfer import criteria as of
@@ -73,14 +88,6 @@ def stream(model, inputs):
     for handle in handles:
         handle.remove()
     return covariances(found)
-
-
-def log_norms_and_correlations(V, V0) -> np.ndarray:
-    """The mean log norm over tokens and the mean correlation over pairs, for each V."""
-    norms = np.sqrt(np.diagonal(V, axis1=1, axis2=2))
-    rho = V / (norms[:, :, None] * norms[:, None])
-    pairs = rho[:, *np.triu_indices(len(V0), 1)]
-    return np.stack([np.log(norms**2 / np.diag(V0)).mean(axis=1), pairs.mean(axis=1)], axis=1)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.budget import assert_estimate, assert_within, mean_and_error
 from helpers.internals import BlockOrder, unlike_blocks
-from helpers.torch_models import TORCH, covariances, run, torch
+from helpers.torch_models import TORCH, covariances, log_norms_and_correlations, run, torch
 from helpers.torch_today import TODAY, blocks_of, inputs, model_of
 
 import sdeinfer as si
@@ -94,7 +94,4 @@ def _last_state(model) -> np.ndarray:
 
 def _moments(V, V0) -> list[tuple]:
     """The mean log norm over tokens and the mean correlation over pairs, each with its Monte Carlo error."""
-    squares = np.diagonal(V, axis1=1, axis2=2)
-    rho = V / np.sqrt(squares[:, :, None] * squares[:, None])
-    pairs = rho[:, *np.triu_indices(len(V0), 1)]
-    return [mean_and_error(x.mean(1)) for x in (np.log(squares / np.diag(V0)), pairs)]
+    return [mean_and_error(values) for values in log_norms_and_correlations(V, V0).T]

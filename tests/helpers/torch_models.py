@@ -66,3 +66,11 @@ def covariances(states):
     """XXᵀ/n of each hidden state, over all tokens."""
     flat = [each.detach().double().numpy().reshape(-1, each.shape[-1]) for each in states]
     return np.array([X @ X.T / X.shape[1] for X in flat])
+
+
+def log_norms_and_correlations(V, V0) -> np.ndarray:
+    """The mean log norm over tokens and the mean correlation over pairs, for each V."""
+    norms = np.sqrt(np.diagonal(V, axis1=1, axis2=2))
+    rho = V / (norms[:, :, None] * norms[:, None])
+    pairs = rho[:, *np.triu_indices(len(V0), 1)]
+    return np.stack([np.log(norms**2 / np.diag(V0)).mean(axis=1), pairs.mean(axis=1)], axis=1)

@@ -148,11 +148,8 @@ def declared_by(model: Any) -> dict[str, Declared]:
             first.initialize_weights()
     except Exception:
         return {}
-    firsts = {
-        name: tensor
-        for name, tensor in first.named_parameters()
-        if name in tensors and tensors[name].shape == tensor.shape
-    }
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    firsts = {name: tensor for name, tensor in first.named_parameters() if shapes.get(name) == tensor.shape}
     laws = {name: calls.get(id(tensor)) for name, tensor in firsts.items()}
     missing = [name for name, law in laws.items() if law is None]
     if small and missing:
@@ -234,9 +231,8 @@ def _law(name: str, tensor: Any, arguments: dict[str, Any]) -> Declared | None:
         case "normal_":
             return Declared(float(arguments["mean"]), float(arguments["std"]), law)
         case "uniform_":
-            return Declared(
-                (arguments["a"] + arguments["b"]) / 2, (arguments["b"] - arguments["a"]) / math.sqrt(12), law
-            )
+            low, high = arguments["a"], arguments["b"]
+            return Declared((low + high) / 2, (high - low) / math.sqrt(12), law)
         case "trunc_normal_" if arguments["std"] > 0:
             low, high = ((arguments[end] - arguments["mean"]) / arguments["std"] for end in ("a", "b"))
             cut = float(truncnorm.std(low, high))

@@ -100,11 +100,8 @@ class Monitor:
             for row in self.audits[step].rows:
                 law, before = row.law, first[row.matrix.name]
                 # Its entries are the same random numbers at all steps: any change is one of training.
-                moved = (
-                    abs(law.sd - before.sd) > z * 1e-2 * before.error * max(before.sd, 1e-12)
-                    or abs(law.mean - before.mean) > 1e-7
-                )
-                if moved:
+                least = z * 1e-2 * before.error * max(before.sd, 1e-12)
+                if abs(law.sd - before.sd) > least or abs(law.mean - before.mean) > 1e-7:
                     departures.setdefault(row.matrix.name, step)
         return dict(sorted(departures.items(), key=lambda item: item[1]))
 

@@ -202,12 +202,8 @@ def _pieces(product: Node, readers: Mapping[int, list[Node]]) -> list[tuple[Node
 def _unused(account: Account) -> Iterator[Test]:
     """Parameters without use: mistakes inside of layers, unless others of their kind are used, as of experts."""
     layers, unreached = account.layer_names, account.unreached
-    used = {
-        (layer, pattern_of(name))
-        for layer, name in (
-            in_layer(parameter, layers) for parameter in {*account.graph.record.parameters} - {*unreached}
-        )
-    }
+    reached = {*account.graph.record.parameters} - {*unreached}
+    used = {(layer, pattern_of(name)) for layer, name in (in_layer(parameter, layers) for parameter in reached)}
     # A router may choose none of a layer's experts for these inputs.
     chosen = {in_layer(m.array, layers)[0] for m in account.matrices.values() if m.role == "router"}
     inside = []

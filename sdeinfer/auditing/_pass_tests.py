@@ -94,14 +94,13 @@ def _factors(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Itera
         if multiplier is None:
             continue
         for link in chain:
-            place = f"{link.kind}, layer {link.layer}"
             for source in link.writers:
                 scales = math.prod(known.get(name, math.nan) for name in source.scales)
                 if source.gated or not math.isfinite(scales) or not scales:
                     continue
                 factor = abs(source.factor / scales)
-                clause = f"the branch of {place} is multiplied by"
-                yield _of_factor("factor", place, clause, factor, multiplier, source.node.parameters[:1])
+                clause = f"the branch of {link.place} is multiplied by"
+                yield _of_factor("factor", link.place, clause, factor, multiplier, source.node.parameters[:1])
 
 
 def _of_factor(
@@ -117,9 +116,8 @@ def _stream(account: Account, recipe: Recipe) -> Iterator[Test]:
     for chain in account.streams:
         skip = recipe.skip(chain[-1].layer + 1)
         for link in chain[1:] if skip is not None else ():
-            place = f"{link.kind}, layer {link.layer}"
-            clause = f"at {place} the stream is multiplied by"
-            yield _of_factor("stream", place, clause, link.skip.factor, skip or 0.0)
+            clause = f"at {link.place} the stream is multiplied by"
+            yield _of_factor("stream", link.place, clause, link.skip.factor, skip or 0.0)
         for source in account.graph.sources(chain[0].skip.origin) if recipe.embedding else ():
             matrix = account.matrices.get(source.node.parameters[0]) if source.node.parameters else None
             if matrix and matrix.role == "embedding" and not source.normed:
@@ -170,7 +168,7 @@ def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Seq
 
 def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
     for branch in norms:
-        place = f"{branch.link.kind}, layer {branch.link.layer}"
+        place = branch.link.place
         if branch.link.normed and branch.link.before is not None:
             yield failed("stream", place, f"the stream itself is normalised ({place})")
         elif branch.before is None:
@@ -189,15 +187,15 @@ def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Read
 
 def _post(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
     for branch in norms:
-        place = f"{branch.link.kind}, layer {branch.link.layer}"
-        yield Test("stream", place, branch.after_sum, f"the stream is not normalised after the sum of {place}")
+        says = f"the stream is not normalised after the sum of {branch.link.place}"
+        yield Test("stream", branch.link.place, branch.after_sum, says)
 
 
 def _sandwich(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
     yield from _pre(account, norms, readings)
     for branch in norms:
-        place = f"{branch.link.kind}, layer {branch.link.layer}"
-        yield Test("norms", place, branch.of_branch, f"what {place} adds is not normalised")
+        says = f"what {branch.link.place} adds is not normalised"
+        yield Test("norms", branch.link.place, branch.of_branch, says)
 
 
 def _qk(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:

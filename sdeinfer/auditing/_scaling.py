@@ -165,15 +165,8 @@ def _exponents(quantity: str, rows: list[Mapping[str, Any]], varied: list[str]) 
     sd = np.sqrt(np.diagonal(covariance) * (max(spread, 1.0) if known else spread))
     law = stats.norm if known else stats.t(free)
     low, high = exponents + np.outer(law.interval(0.95), sd)
+    columns = {"exponent": exponents, "low": low, "high": high, "sd": sd, "declared": declared}
     return [
-        {
-            "quantity": quantity,
-            "over": name,
-            "exponent": exponents[k],
-            "low": low[k],
-            "high": high[k],
-            "sd": sd[k],
-            "declared": declared[k],
-        }
-        for k, name in enumerate(varied, 1)
+        {"quantity": quantity, "over": size, **{name: column[k] for name, column in columns.items()}}
+        for k, size in enumerate(varied, 1)
     ]

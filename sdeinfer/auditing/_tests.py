@@ -229,12 +229,10 @@ def _laws(rows: Sequence[Row], z: float) -> Iterator[Test]:
 
 def _follows(law: Law, declared: str) -> bool:
     """Whether entries may have a law; one that is truncated far out is normal, and few entries tell few apart."""
-    match declared:
-        case "normal":
-            return law.name == "normal" or (law.name == "truncated" and law.edge > 2.4) or law.seen < 1024
-        case "truncated":
-            return law.name in ("normal", "truncated") or law.seen < 1024
-    return law.name == declared
+    if law.name == declared or (declared in ("normal", "truncated") and law.seen < 1024):
+        return True
+    far = law.name == "truncated" and law.edge > 2.4
+    return (declared == "normal" and far) or (declared == "truncated" and law.name == "normal")
 
 
 def _of_unknown_layout(rows: Sequence[Row], recipe: Recipe) -> Iterator[Test]:

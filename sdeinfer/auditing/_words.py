@@ -33,9 +33,7 @@ def _places(norms: Sequence[BranchNorms]) -> str:
         return "norms after sums"
     known = [branch.before for branch in norms if branch.before is not None]
     if known and all(known):
-        return (
-            "norms before and after branches" if all(branch.of_branch for branch in norms) else "norms before branches"
-        )
+        return f"norms before{' and after' if all(branch.of_branch for branch in norms) else ''} branches"
     if norms and all(branch.of_branch for branch in norms):
         return "norms after branches"
     return "norms before some branches" if any(known) else "no norms of the stream"

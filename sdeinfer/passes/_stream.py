@@ -30,6 +30,11 @@ class Link:
     again: str = ""
 
     @property
+    def place(self) -> str:
+        """Its kind and layer, in words."""
+        return f"{self.kind}, layer {self.layer}"
+
+    @property
     def start(self) -> "Link":
         """The first sum of its stream."""
         link = self

@@ -131,8 +131,9 @@ def test_latent_layers_outputs_and_groups_are_fitted(run):
     assert found["outputs"].attrs["outputs"] == 32
 
 
-def test_hand_over(run):
-    found = run("guides/hand_over")
+@pytest.mark.parametrize("without", [("Other recipes",), pytest.param((), marks=pytest.mark.slow)])
+def test_hand_over(run, without):
+    found = run("guides/hand_over", without=without)
     assert not found["tuned"].missed
 
 

@@ -25,7 +25,8 @@ from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._range import Range, range_to_fit
 from sdeinfer.likelihood._reduction import Layout, path_layout, statistics_of_sums, sums_of
-from sdeinfer.likelihood._transitions import Path, observed_path, used_of
+from sdeinfer.likelihood._transitions import Path, used_of
+from sdeinfer.observation import validate
 from sdeinfer.observation._doubts import first_fault, last_marks, require_different
 from sdeinfer.terms import AbstractTerm
 
@@ -41,9 +42,7 @@ def prepared_of(
         return _prepared_from_chunks(problem, data, largest_logit, leave_out_damaged=leave_out_damaged)
     if leave_out_damaged:
         raise InputError("leave_out_damaged: is for data in chunks (Dask), as of xarray.open_zarr")
-    marked, attributes = problem.select(data, largest_logit)
-    phase("preparing the data")
-    return problem.prepare(marked)._replace(attributes=attributes)
+    return problem.prepare(data, largest_logit)
 
 
 def _prepared_from_chunks(
@@ -59,8 +58,9 @@ def _prepared_from_chunks(
     sample, networks = examined(data, problem.assumptions.other_terms, leave_out_damaged=leave_out_damaged)
     phase("finding the range of the law")
     times = int(networks.used.any(axis=1).sum()) / sample.sizes["network"]
-    sample, attributes, bounds = range_to_fit(problem, sample, largest_logit, times)
-    path = observed_path(sample, networks.others)
+    sample = validate(sample)
+    path, attributes, bounds = range_to_fit(problem, sample, problem.transitions(sample), largest_logit, times)
+    path.require_densities()
     # Transitions are used within 1.5 times the range of log e: of normals, the largest of 10⁸ is 1.5 times that of 10⁴.
     layout = path_layout(path, margin=1.5)
     networks = networks.within(bounds, layout, problem)
@@ -86,7 +86,7 @@ def _prepared_from_chunks(
     }
     attributes |= {"source": str(data.encoding["source"])} if "source" in data.encoding else {}
     attributes |= {"damaged_networks": int(networks.damaged.sum())} if networks.damaged.any() else {}
-    return Prepared(joint, statistics, sample, attributes)
+    return Prepared(joint, statistics, sample, path.used, attributes)
 
 
 class Chunk:
@@ -195,13 +195,11 @@ class Part:
 
 def _within(part: Part, *, bounds: Range, layout: Layout, kinds: set) -> np.ndarray:
     """Which of the used transitions of a part are in the range, and in that of the layout."""
-    path, at_once = part.read(), 1024  # networks, as measures take several times their memory
-    pieces = [slice(start, start + at_once) for start in range(0, len(path.width), at_once)]
-    measures = (measures_of(path.covariance[some], path.width[some], path.pattern, kinds) for some in pieces)
-    inside = np.concatenate([bounds.contains(values) for values in measures])
-    path = path.take(np.flatnonzero(inside[path.network, path.layer]))
+    path, used = part.read(), np.zeros_like(part.used)
+    if not len(path):
+        return used
+    path = path.take(np.flatnonzero(bounds.contains(path, measures_of(path, kinds))))
     path.require_densities()
-    used = np.zeros_like(part.used)
     for block, e in path.over_blocks(lambda block: (block, path.mixing(block))):
         used[path.network[block], path.layer[block]] = layout.holds(e)
     return used

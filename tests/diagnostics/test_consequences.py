@@ -28,7 +28,6 @@ from helpers.internals import (
     score_sums,
     unvech,
     used_of,
-    with_used,
 )
 
 import sdeinfer as si
@@ -70,7 +69,7 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
         u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     values = TRANSFORMER.coordinates.constrained(u)
     layers = xr.Dataset({name: ("network", np.full(data.sizes["network"], x)) for name, x in values.items()})
-    groups = groups_of_data(with_used(data, used_of(data)))
+    groups = groups_of_data(data, used_of(data))
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers, **groups})
     tree.attrs = {**attributes_of_layer(TRANSFORMER), "law": law, "every_layer": 1.0}
     return u, tree

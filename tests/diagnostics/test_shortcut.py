@@ -29,7 +29,7 @@ def observed(network: Network, *, networks: int = 40, depth: int = 6) -> xr.Data
 def posterior_of(data: xr.Dataset, architecture: str, gamma: np.ndarray, model: str = "full_path") -> FittedPosterior:
     """A posterior with the draws of γ."""
     draws = xr.Dataset({"gamma": (("chain", "draw"), gamma[None])})
-    tree = xr.DataTree.from_dict({"posterior": draws, **groups_of_data(with_used(data, used_of(data)))})
+    tree = xr.DataTree.from_dict({"posterior": draws, **groups_of_data(data, used_of(data))})
     tree.attrs = {**attributes_of_layer(template(architecture)), "model": model}
     return FittedPosterior.of(tree)
 

@@ -107,6 +107,7 @@ from sdeinfer.infer._predictive import affordable_draws, last_layer, predicted_d
 from sdeinfer.infer._range import (
     Coldest,
     Range,
+    Selection,
     in_range,
     latent_time,
     range_to_fit,
@@ -142,7 +143,7 @@ from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer, call_
 from sdeinfer.layers._wishart import wishart_draws, wishart_factor
 from sdeinfer.likelihood import _terms, _transitions
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
-from sdeinfer.likelihood._bridge import Span, _log, bridge
+from sdeinfer.likelihood._bridge import Span, _log, bridge, bridges_of
 from sdeinfer.likelihood._full_path import FullPath, densities_at
 from sdeinfer.likelihood._increments import BranchPath, Increments
 from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of

@@ -21,12 +21,12 @@ from helpers.internals import (
     _scatter,
     curvature_of_priors,
     found_from,
-    in_range,
     observed_path,
     posterior_mode,
     problem_of,
     sandwich,
 )
+from helpers.ranges import selected
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
@@ -78,8 +78,7 @@ def test_the_mode_is_that_of_the_uncompressed_law(networks):
     What is left after the last step, which is shorter than a quarter, was at most 0.08 standard deviations for four
     keys, and 0.004 with thirty times the data.
     """
-    data, *_ = in_range(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks))
-    path = observed_path(data)
+    path = selected(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks)).path
     found, terms = NETWORKS.adjusted(path), path.terms(np.arange(len(path)))
     u, shift = np.asarray(found.adjustment.centre), np.asarray(found.adjustment.shift)
 

@@ -78,7 +78,8 @@ def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
 
 @functools.cache
 def prepared(law: str):
-    return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).networks
+    problem, data = problem_of(MODEL, assumed(mixed(), law)), mixed()
+    return problem.reduced(data, problem.transitions(data))
 
 
 @functools.cache

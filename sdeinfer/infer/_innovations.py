@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer._map_reduce import added
 from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -148,7 +147,7 @@ def shift_to_exact_mode(
     def exact(shift: np.ndarray) -> Scores:
         bent = curvature @ shift
         priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
-        return added(priors, scores(u + shift))
+        return jax.tree.map(np.add, priors, scores(u + shift))
 
     shift = np.zeros_like(u) if start is None else start
     step, current = np.zeros_like(u), exact(shift)

@@ -12,7 +12,7 @@ import xarray as xr
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
-from sdeinfer._map_reduce import map_chunks
+from sdeinfer._map_chunks import map_chunks
 from sdeinfer.observation._arrays import library
 from sdeinfer.observation._branches import validate_branches
 from sdeinfer.observation._dataset import SHORTCUT, validate, validate_labels, validate_tokens

@@ -52,7 +52,7 @@ class Grouped(AbstractCovariances):
             members = groups.members(number)
             transitions = path.of_networks(members)
             try:
-                statistics = model.pool(self.alone.adjusted(transitions, layout, networks.of_networks(members)))
+                statistics = model.pool(self.alone.adjusted(networks.of_networks(members), transitions))
             except InputError as error:
                 raise InputError(f"group {label}: {error}") from error
             layers.append(layer_at(model, statistics, posterior_mode(model, statistics)))

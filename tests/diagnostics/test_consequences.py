@@ -58,7 +58,8 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     if law == "limit":
         statistics = path_statistics(path, pooled=True, assumptions=assumptions)
     else:
-        statistics = Networks.of(FULL_PATH, assumptions).adjusted(path, path_layout(path, nodes=64), pooled=True)
+        problem = Networks.of(FULL_PATH, assumptions)
+        statistics = problem.adjusted(problem.statistics(path, path_layout(path, nodes=64), pooled=True), path)
     u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     if law == "finite-width":
         # What else the adjustment changes is not of interest here.

@@ -2,7 +2,7 @@
 
 from sdeinfer import _cache, _progress
 from sdeinfer._files import InputError, staged_file, staged_folder
-from sdeinfer._map_reduce import map_chunks, reduce_chunks
+from sdeinfer._map_chunks import map_chunks
 from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
 from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads

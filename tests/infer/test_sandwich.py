@@ -22,6 +22,7 @@ from helpers.internals import (
     curvature_of_priors,
     found_from,
     observed_path,
+    path_layout,
     posterior_mode,
     problem_of,
     sandwich,
@@ -79,7 +80,8 @@ def test_the_mode_is_that_of_the_uncompressed_law(networks):
     keys, and 0.004 with thirty times the data.
     """
     path = selected(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks)).path
-    found, terms = NETWORKS.adjusted(path), path.terms(np.arange(len(path)))
+    statistics = NETWORKS.statistics(path, path_layout(path), pooled=False)
+    found, terms = NETWORKS.adjusted(statistics, path), path.terms(np.arange(len(path)))
     u, shift = np.asarray(found.adjustment.centre), np.asarray(found.adjustment.shift)
 
     def smooth_density(u):

@@ -9,8 +9,9 @@ from jaxtyping import Int, PRNGKeyArray
 
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._densities import given_latent, prior_draws
+from sdeinfer.infer._latent_densities import draw_latent, latent_mode
 from sdeinfer.infer._measures import Measure, relu_growth
-from sdeinfer.infer._metropolis import Metropolis, draw_latent, latent_mode
+from sdeinfer.infer._metropolis import Metropolis
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, layer_at
 from sdeinfer.infer._problem import NETWORK, Labels, Layers, Prepared, Sites
 from sdeinfer.infer._samplers import AbstractSampler

@@ -81,16 +81,9 @@ from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._densities import latent_structure, log_likelihoods
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, expansion, minimum, points_around, slopes
 from sdeinfer.infer._innovations import LawAt
+from sdeinfer.infer._latent_densities import draw_latent, latent_mode, log_prior, log_weights
 from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
-from sdeinfer.infer._metropolis import (
-    FREEDOM,
-    Proposal,
-    _log_t,
-    draw_latent,
-    latent_mode,
-    log_prior,
-    log_weights,
-)
+from sdeinfer.infer._metropolis import FREEDOM, Proposal, _log_t
 from sdeinfer.infer._mode import (
     LayerAt,
     Mode,

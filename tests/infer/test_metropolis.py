@@ -130,7 +130,7 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
 def attention(monkeypatch):
     """Networks whose modes are those at latent layers of zero: normals of one precision are not those of the other."""
     monkeypatch.setattr(
-        "sdeinfer.infer._metropolis.draw_latent",
+        "sdeinfer.infer._latent_densities.draw_latent",
         lambda model, prepared, key: jnp.zeros((len(prepared), *prepared.innovations)),
     )
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)

@@ -14,7 +14,7 @@ tokens that are not near copies for a ReLU. So are V that are singular up to the
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import xarray as xr
@@ -53,6 +53,7 @@ LARGEST_ROUNDING = 0.05
 In float64 and n = 64 the condition number is then at most 6·10⁸, in float32 5·10⁴."""
 
 
+@runtime_checkable
 class Ranged(Protocol):
     """A problem whose law holds in a range, see `AbstractCovariances`."""
 

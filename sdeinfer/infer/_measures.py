@@ -23,7 +23,7 @@ from sdeinfer.terms._relu import relu_drift
 type Measure = Callable[[np.ndarray, np.ndarray, Pattern], np.ndarray]
 """Function of covariances, widths and an attention pattern: one of those below."""
 
-type Measures = dict[Measure, Float[np.ndarray, " transitions"]]
+type Measures = dict[Measure, Float[np.ndarray, " _transitions"]]
 """The values of measures at the starts of transitions."""
 
 

@@ -182,7 +182,7 @@ def _range_of_part(
         some, values = _inside(path, measures, bounds)
         bounds = bounds._replace(growth=_largest_growth(problem, some, values[relu_growth]))
     inside = bounds.contains(path, measures)
-    require_some(inside.sum())
+    require_some(int(inside.sum()))
     return inside, bounds, tau0
 
 

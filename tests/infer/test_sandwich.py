@@ -129,8 +129,9 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
 
 
 def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
+    statistics = NETWORKS.statistics(path(), path_layout(path()), pooled=True)
     with pytest.raises(ValueError, match="path: these data were prepared for a law of finite width"):
-        FullPath(si.ShapedTransformer(**TRUTH).limit(), NETWORKS.statistics(path()))
+        FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics)
 
 
 def test_the_scatter_is_the_mean_of_products_of_the_scores_of_its_draws():

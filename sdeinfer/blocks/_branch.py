@@ -68,7 +68,7 @@ class AbstractBranch(eqx.Module):
     def hidden_draws(
         self, V: Float[Array, "m m"], nodes: Any, *, width: Int[Array, ""] | int
     ) -> Float[Array, "nodes m m"] | None:
-        """Draws of S, for a branch whose S is a mean of few parts; None if the leading order in C is enough."""
+        """Draws of S, for a branch whose S is a mean of few parts; None if the leading order in Cov(S) is enough."""
         del V, nodes, width
         return None
 
@@ -81,7 +81,7 @@ class AbstractBranch(eqx.Module):
         bias: ArrayLike,
         width: Int[Array, ""] | int,
     ) -> LogMoments:
-        """Moments of the logarithm of S + b about its mean: by `hidden_draws`, or to leading order in C."""
+        """Moments of the logarithm of S + b about its mean: by `hidden_draws`, or to leading order in Cov(S)."""
         draws = self.hidden_draws(V, nodes, width=width)
         if draws is None:
             return log_moments(hidden.mean + bias, hidden.covariance)

@@ -19,7 +19,7 @@ class MatrixMoments(NamedTuple):
 
     Attributes:
         mean: the mean, K of S.
-        covariance: covariance of the entries on and above the diagonal, in the order of `covariance.pairs`; C of S.
+        covariance: covariance of the entries on and above the diagonal, in the order of `covariance.pairs`; Ξ of S.
     """
 
     mean: Float[Array, "m m"]

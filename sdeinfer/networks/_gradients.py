@@ -32,7 +32,7 @@ def sample_tangents(
 ) -> Float[np.ndarray, "networks layers 2*m 2*m"]:
     """Draw networks with N(0, 1) weights and record the joint covariance 𝒱 = [[V, C], [Cᵀ, D]] of tokens and a tangent.
 
-    The tangent Ẋ passes through every layer beside X, as its derivative along Ẋ: C = XẊᵀ/n, D = ẊẊᵀ/n. It starts in
+    The tangent Ẋ passes through every layer beside X, as its derivative along Ẋ: Γ = XẊᵀ/n, D = ẊẊᵀ/n. It starts in
     random directions orthogonal to those of the tokens, so that C is zero at layer 0 up to rounding.
 
     Arguments:

@@ -1,9 +1,9 @@
 """A step of weak order 2 as a composition of flows of the terms of a limit.
 
 Every flow maps a factor X of V = XXᵀ to a factor, so that V stays positive semi-definite. With tangents the state is a
-factor Z = [X; Ẋ] of 𝒱 = [[V, C], [Cᵀ, D]], the limit ε → 0 of two prompts, X and X + εẊ, through one network. A flow
+factor Z = [X; Ẋ] of 𝒱 = [[V, Γ], [Γᵀ, D]], the limit ε → 0 of two prompts, X and X + εẊ, through one network. A flow
 that moves X by its tokens and the normals moves Ẋ by its derivative along Ẋ. A kernel k(x_α, x_β) that is added to V
-adds its derivative in the second argument to C and the mixed derivative in both to D, which is again a positive
+adds its derivative in the second argument to Γ and the mixed derivative in both to D, which is again a positive
 semi-definite kernel: the covariance of a random function and of its derivative.
 """
 

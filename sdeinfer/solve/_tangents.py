@@ -25,7 +25,7 @@ class TangentPaths(eqx.Module):
 
     Attributes:
         covariance: V = XXᵀ/n, shape (paths, times, m, m).
-        cross: C = XẊᵀ/n, shape (paths, times, m, m).
+        cross: Γ = XẊᵀ/n, shape (paths, times, m, m).
         tangent: D = ẊẊᵀ/n, shape (paths, times, m, m).
         time: stopping time of each path, shape (paths,); +∞ for a path that was not stopped.
         reason: the `Reason` of each path, shape (paths,).
@@ -53,7 +53,7 @@ def tangents(
     progress: bool = True,
     key: PRNGKeyArray,
 ) -> TangentPaths:
-    """Simulate the joint SDE of the covariance V of tokens and the covariances C and D of a tangent.
+    """Simulate the joint SDE of the covariance V of tokens and the covariances Γ and D of a tangent.
 
     The tangent is what a network makes of a small change of its initial tokens, by the chain rule. If the change is in
     one random direction at one token β, `directions` is 1 at (β, β) and 0 elsewhere. tr D_T is then the squared norm of
@@ -69,7 +69,7 @@ def tangents(
         V0: covariance of the tokens at time 0, shape (m, m).
         ts: depth-times at which to save, increasing.
         directions: D at time 0, shape (m, m).
-        cross: C at time 0, shape (m, m); None for directions orthogonal to the tokens, as random ones are.
+        cross: Γ at time 0, shape (m, m); None for directions orthogonal to the tokens, as random ones are.
         within: exclusive lower and upper bound on the eigenvalues of V, as in `simulate_stopped`; None for no bounds.
         paths: number of independent paths.
         step: longest step in depth-time.

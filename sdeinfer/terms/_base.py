@@ -18,7 +18,7 @@ class AddedKernel(NamedTuple):
     """A drift dV/dt = N(V) − λV whose N adds a covariance, such as a kernel of two tokens.
 
     `strength` is 0 where the drift vanishes, else positive; `decay` is λ ≥ 0; `of_tokens` is N of covariances V, and
-    `of_tangents` that of joint covariances [[V, C], [Cᵀ, D]] of tokens and tangents, see `Kernel`.
+    `of_tangents` that of joint covariances [[V, Γ], [Γᵀ, D]] of tokens and tangents, see `Kernel`.
     """
 
     strength: Float[Array, "..."]
@@ -98,7 +98,7 @@ class Kernel(NamedTuple):
 
     @classmethod
     def of(cls, S: Float[Array, "rows rows ..."]) -> "Kernel":
-        """The blocks V, C and D of a joint covariance [[V, C], [Cᵀ, D]]."""
+        """The blocks V, Γ and D of a joint covariance [[V, Γ], [Γᵀ, D]]."""
         half = len(S) // 2
         return cls(S[:half, :half], S[:half, half:], S[half:, half:])
 

@@ -98,9 +98,9 @@ def relu_drift[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m 
 def joint_relu_drift(S: Float[Array, "rows rows ..."]) -> Float[Array, "rows rows ..."]:
     """The joint matrix of B₂ = √(V_αα V_ββ) f(ρ), with f = (√(1−ρ²) − ρ arccos ρ)/(2π) (Theorem 3.2 for c₊ − c₋ = 1).
 
-    With r_α = C_αα/√V_αα, the part of ẋ_α along x_α, and u_αβ = ẋ_α·x_β/√V_ββ − ρ r_α,
+    With r_α = Γ_αα/√V_αα, the part of ẋ_α along x_α, and u_αβ = ẋ_α·x_β/√V_ββ − ρ r_α,
 
-        C-block:  [−arccos ρ C_αβ + √(1−ρ²) √V_αα r_β]/(2π),
+        Γ-block:  [−arccos ρ Γ_αβ + √(1−ρ²) √V_αα r_β]/(2π),
         D-block:  [−arccos ρ D_αβ + √(1−ρ²) r_α r_β + u_αβ u_βα/√(1−ρ²)]/(2π).
 
     Both vanish on the diagonal. Where tokens coincide u = O(√(1−ρ²)), so that the last term vanishes, too.

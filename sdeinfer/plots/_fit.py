@@ -82,7 +82,7 @@ def plot_innovations(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     directions = innovation_tests(post).iloc[::-1]
     bound = float(norm.isf(LEVEL / len(directions) / 2))
     panel = one_panel(axes, height=0.7 + 0.3 * len(directions))
-    panel.axvspan(-bound, bound, color=SDE, alpha=0.12, lw=0, label=f"{1 - LEVEL:.0%} for all together")
+    panel.axvspan(-bound, bound, color=SDE, alpha=0.18, lw=0, label=f"{1 - LEVEL:.0%} for all together")
     panel.axvline(0, color=NEUTRAL, lw=1)
     for place, z in enumerate(directions["z"]):
         colour, marker, label = (SDE, "o", None) if abs(z) <= bound else (WRONG, "X", "outside")

@@ -71,7 +71,8 @@ def legend_below(panels: Sequence[Axes]) -> None:
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure = cast(Figure, panels[0].get_figure(root=True))
-    column = 0.5 + 0.07 * max(map(len, entries), default=0)  # inches of a handle and of a text of small size
+    # Inches of a handle and of a text of small size.
+    column = (0.45 + 0.065 * max(map(len, entries), default=0)) * pyplot.rcParams["font.size"] / 10
     columns = min(4, len(entries), max(1, int(figure.get_figwidth() / column)))
     place: dict[str, Any] = {"loc": "outside lower center", "ncols": max(columns, 1)}
     figure.legend(list(entries.values()), list(entries), **place, frameon=False, fontsize="small")

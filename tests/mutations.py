@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 SHOWN = 2
 """Failing tests after which a run stops."""
 
-LIBRARIES = "jax diffrax optimistix numpyro.infer arviz_stats arviz_plots matplotlib.pyplot scipy.stats xarray pytest"
+LIBRARIES = "jax diffrax optimistix numpyro.infer arviz_stats matplotlib.pyplot scipy.stats xarray pytest"
 """What every run needs and no mutation changes: loaded once."""
 
 

@@ -12,12 +12,11 @@ from diagnostics.one_token import GAMMA, by_hand, one_token
 from helpers.internals import (
     DIRECTIONS,
     Assumptions,
-    FittedPosterior,
     Networks,
+    Residuals,
     attributes_of_layer,
     direction_weights,
     groups_of_data,
-    laws_of,
     layer_at,
     observed_path,
     of_conflict,
@@ -25,7 +24,6 @@ from helpers.internals import (
     path_layout,
     path_statistics,
     posterior_mode,
-    score_sums,
     unvech,
     used_of,
 )
@@ -85,7 +83,7 @@ def at_mode() -> tuple[np.ndarray, xr.DataTree]:
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
-    ((path, law),) = laws_of(FittedPosterior.of(tree, data))
+    ((path, law),) = Residuals.of(tree, data).laws
     ends = []
     for here in innovations(path, law):
         at = path.coordinates(here.transitions)
@@ -101,7 +99,7 @@ def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -
 
 def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     """Standard deviations by the scatter of the scores, in which the predicted moves are."""
-    sums = score_sums(FittedPosterior.of(tree, data))
+    sums = Residuals.of(tree, data).sums
     inverse = np.linalg.inv(sums.information + np.eye(len(sums.information)))
     return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
 
@@ -186,7 +184,6 @@ def test_the_move_by_a_prior_of_one_token_by_hand():
     logits = 0.02 * np.random.default_rng(2).standard_normal(50)
     for name, mean in (("posterior", 0.0), ("prior", -9.0)):
         tree[name] = xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-mean - logits[None])))})
-    posterior = FittedPosterior.of(tree, data)
-    (found,) = of_conflict(score_sums(posterior), posterior)
+    (found,) = of_conflict(Residuals.of(tree, data)).verdicts
     np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)
     assert found.advice.startswith("the prior of gamma, about 0.000123, contradicts the data, which pull it ")

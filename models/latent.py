@@ -9,28 +9,11 @@ import numpyro
 import numpyro.distributions as dist
 import xarray as xr
 
-from sdeinfer.likelihood import any_transitions
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._bridge import Bridged, Bridges, bridges_of
+from sdeinfer.likelihood._bridge import Bridged, Bridges
 from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._transitions import outputs_transitions
-from sdeinfer.observation._dataset import outputs_of
 
 INNOVATIONS = "innovations"
-
-
-def observed_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
-    """Bridges from each observed layer to the next."""
-    path = any_transitions(data)
-    path.require_densities(ends=True)
-    return bridges_of(path, assumptions=assumptions)
-
-
-def output_bridges(data: xr.Dataset, assumptions: Assumptions) -> Bridges:
-    """Bridges from the initial tokens to the outputs."""
-    path = outputs_transitions(data)
-    path.require_densities()
-    return bridges_of(path, outputs=outputs_of(data), assumptions=assumptions)
 
 
 def ends(data: xr.Dataset) -> xr.Dataset:
@@ -38,7 +21,7 @@ def ends(data: xr.Dataset) -> xr.Dataset:
     return data.isel(layer=[0, -1])
 
 
-@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS)
+@partial(LatentLayers, site=INNOVATIONS)
 def thinned_path(bridges: Bridges) -> None:
     """Independent networks of one architecture, each observed at some of its layers, such as every k-th."""
     layer = bridges.assumptions.sample_layer()
@@ -47,13 +30,13 @@ def thinned_path(bridges: Bridges) -> None:
         numpyro.sample("covariance", Bridged(layer, bridges, innovations), obs=bridges.end)
 
 
-@partial(LatentLayers, bridges=observed_bridges, site=INNOVATIONS, selection=ends)
+@partial(LatentLayers, site=INNOVATIONS, selection=ends)
 def terminal(bridges: Bridges) -> None:
     """Independent networks of one architecture, by their first and last observed layers."""
     thinned_path(bridges)
 
 
-@partial(LatentLayers, bridges=output_bridges, site=INNOVATIONS)
+@partial(LatentLayers, site=INNOVATIONS, transitions=outputs_transitions)
 def outputs(bridges: Bridges) -> None:
     """Independent networks of one architecture with outputs X_out ~ N(0, V_T ⊗ I) (Eq. 21); see `observe_outputs`."""
     thinned_path(bridges)

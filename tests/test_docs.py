@@ -8,6 +8,8 @@ import contextlib
 import io
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -159,6 +161,50 @@ def test_models_are_audited(run):
     audit = si.audit((found["network"], found["parameters"]), found["X"])
     assert audit.passed is None
     assert "scaled with depth" in audit.verdict
+
+
+@pytest.mark.torch  # a GPT-2 that is fitted and tuned
+@pytest.mark.filterwarnings("default")
+def test_a_model_of_pytorch_is_audited_fitted_and_tuned(run):
+    pytest.importorskip("transformers")
+    found = run("guides/pytorch")
+    fitted = si.summarise(found["post"])
+    assert_within((fitted["mean"] - [0.08, 0.16]) / fitted["sd"])  # as the recipe declares
+    assert found["ready"].audit.passed
+
+
+@pytest.mark.torch  # models of transformers at small sizes
+@pytest.mark.filterwarnings("default")
+def test_findings_are_as_published(run):
+    transformers = pytest.importorskip("transformers")
+    if not transformers.__version__.startswith("5.24."):
+        pytest.skip("the page is about transformers 5.24")
+    run("findings")
+
+
+@pytest.mark.torch  # programs of their own
+def test_an_audit_in_ci_passes_and_fails(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    scripts = printed_outputs.scripts((DOCS / "guides/audit_in_ci.md").read_text(encoding="utf-8"))
+    files = {re.match(r"# (\w+\.py)\n|", script.code)[1]: script for script in scripts}
+    last = files.pop(None)
+    for name, script in files.items():
+        Path(name).write_text(script.code, encoding="utf-8")
+    model = files["my_model.py"].code
+    Path("old_model.py").write_text(model, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    subprocess.run([*command, "test_initialisation.py", "test_refactoring.py"], check=True)
+    assert run_commands("guides/audit_in_ci") == ["audit"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(last.code, "audit_in_ci.md", "exec"), {})
+    assert not printed_outputs.difference(last, printed.getvalue())
+
+    Path("my_model.py").write_text(model.replace(" / (2 * layers) ** 0.5", ""), encoding="utf-8")
+    failed = subprocess.run([*command, "test_initialisation.py"], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    expected = " ".join(printed_outputs.words(files["test_initialisation.py"].output))
+    assert expected in " ".join(printed_outputs.words(failed.stdout))
 
 
 def test_every_test_of_a_fit_is_explained():

@@ -240,12 +240,12 @@ class Workers:
 
 
 @contextmanager
-def at_work(flags: Workers) -> Iterator[bool]:
-    """Run passes over data on the workers; yields whether there are any."""
+def at_work(flags: Workers) -> Iterator[int]:
+    """Run passes over data on the workers; yields how many parts they take at a time, 0 without workers."""
     from sdeinfer.observation._arrays import library
 
     if not flags:
-        yield False
+        yield 0
         return
     if flags.workers is not None and flags.scheduler is not None:
         raise si.InputError("--workers: starts processes here, --scheduler uses those of a cluster; omit one")
@@ -259,7 +259,7 @@ def at_work(flags: Workers) -> Iterator[bool]:
     except (OSError, ValueError) as error:
         raise si.InputError(f"--scheduler: {flags.scheduler} does not answer ({first_line(error)})") from error
     with client:
-        yield True
+        yield max(1, sum(client.nthreads().values()))
 
 
 def key_of(seed: int, part: int) -> "jax.Array":

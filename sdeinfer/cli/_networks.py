@@ -1,8 +1,10 @@
 """The commands that make data: `observe` and `simulate`."""
 
 import functools
+import itertools
 import math
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +45,7 @@ def observe_command(
 ) -> None:
     """Reduce hidden states to covariances, or sample networks. Those for Zarr are made some at a time."""
     from sdeinfer.observation._arrays import library
-    from sdeinfer.observation._store import write_in_chunks, write_parts
+    from sdeinfer.observation._store import write_parts
     from sdeinfer.observation._stored import observe_file
 
     in_parts = hidden_states is None and out.suffix == ZARR and ensemble.observe_every != "outputs"
@@ -56,11 +58,9 @@ def observe_command(
             architecture, V0 = start.of(kind)
             batch = _networks_at_once(len(V0), ensemble.depth // ensemble.every) if in_parts else ensemble.networks
             part = functools.partial(_part, ensemble, truth.layer(architecture), V0, seed, batch)
-            with at_work(workers) as by_workers:
-                if by_workers:
-                    written = write_in_chunks(part, ensemble.networks, batch, file)
-                else:
-                    written = write_parts((part(first) for first in range(0, ensemble.networks, batch)), file)
+            starts = range(0, ensemble.networks, batch)
+            with at_work(workers) as threads:
+                written = write_parts(_by_workers(part, starts, threads) if threads else map(part, starts), file)
         else:
             named_phase("reducing hidden states")
             observed = observe_file(hidden_states, prompts=prompt)
@@ -118,6 +118,14 @@ def _part(
     if first == 0 and batch < ensemble.networks:
         part["covariance"].encoding["chunks"] = part["covariance"].shape
     return part
+
+
+def _by_workers(part: "Callable[[int], xr.Dataset]", starts: Sequence[int], threads: int) -> "Iterator[xr.Dataset]":
+    """Parts of an ensemble that workers make, as many at a time as they have threads."""
+    from sdeinfer._map_chunks import map_chunks
+
+    for some in itertools.batched(starts, threads):
+        yield from map_chunks(part, some, name="observe")
 
 
 def _networks_at_once(tokens: int, layers: int) -> int:

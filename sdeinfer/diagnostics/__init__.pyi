@@ -2,8 +2,8 @@ from ._alternatives import Alternative as Alternative
 from ._alternatives import alternatives as alternatives
 from ._check import check as check
 from ._consequences import consequences as consequences
+from ._consequences import innovation_tests as innovation_tests
 from ._identification import identification as identification
-from ._innovations import innovation_tests as innovation_tests
 from ._posterior import fitted_data as fitted_data
 from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory

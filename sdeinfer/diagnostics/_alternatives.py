@@ -1,4 +1,4 @@
-"""Other architectures and sizes, fitted to the transitions of a posterior.
+"""Other architectures and sizes, fitted to the transitions of a residuals.
 
 The number of heads, an output projection, the expansion and the architecture itself change the law by factors that the
 parameters can absorb: the fit is good, and the parameters are wrong. Each alternative is therefore fitted to the same
@@ -10,8 +10,7 @@ test of separate families: their mean log ratio and three of its standard deviat
 """
 
 import dataclasses
-from collections.abc import Mapping
-from functools import cache, partial
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import jax
@@ -20,14 +19,17 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.diagnostics._posterior import FittedPosterior, with_chains
-from sdeinfer.diagnostics._thresholds import EVIDENCE
+from sdeinfer.diagnostics._identification import contractions_of
+from sdeinfer.diagnostics._posterior import with_chains
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._summary import identified_of
+from sdeinfer.diagnostics._thresholds import COMPARED, COMPARED_FORMS, EVIDENCE, MOVE, RATIOS
+from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._expansion import minimum
 from sdeinfer.infer._mode import CLOSE, LARGEST_COORDINATE
-from sdeinfer.layers import AbstractLayer, Limit, template
-from sdeinfer.layers._templates import ARCHITECTURES, masked_as
+from sdeinfer.layers import AbstractLayer, Limit, kind_in_words, template
+from sdeinfer.layers._templates import ARCHITECTURES, call_of, is_named, masked_as, sizes_in_words
 from sdeinfer.likelihood import any_transitions
 from sdeinfer.likelihood._reduction import path_statistics
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -67,69 +69,56 @@ def alternatives(
     Returns:
         The architectures, the best first, among them the fitted one with evidence 0.
     """
-    return alternatives_of(FittedPosterior(with_chains(post), data, kind), dispersion)
+    return alternatives_of(Residuals(with_chains(post), data, kind), dispersion)
 
 
-def alternatives_of(posterior: FittedPosterior, dispersion: float) -> list[Alternative]:
+def alternatives_of(residuals: Residuals, dispersion: float) -> list[Alternative]:
     """The result of `alternatives`."""
-    data, kind, law = posterior.data, posterior.known_kind, posterior.law
-    layers = posterior.tree["layers"].to_dataset()
-    u = kind.coordinates.unconstrained({name: float(layers[name].values[0]) for name in kind.coordinates.declared})
-    start = dict(zip(kind.coordinates.sampled, np.asarray(u), strict=True))
-    patterns = {candidate: candidate.pattern for candidate in (kind, *neighbours(kind, data))}
-    transitions = any_transitions(data).thinned(16_384)
+    data, kind = residuals.data, residuals.known_kind
+    transitions, kinds = any_transitions(data).thinned(COMPARED), [kind, *neighbours(kind, data)]
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
-    # W_q of each: 1,638 of 4 tokens, 113 of 8, in 0.3 and 2 s the first time; 1,024 of 8 tokens would take 11 s.
-    sample = transitions.thinned(max(1, 2**18 // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
-    cheap = kind.pattern, EVERY_TOKEN
-    dear = [candidate for candidate, pattern in patterns.items() if sample is not transitions and pattern not in cheap]
-    compared = partial(_compared, law=law, start=start, priors=posterior.priors, dispersion=dispersion)
-    fits = compared(transitions, tuple(candidate for candidate in patterns if candidate not in dear))
-    fits += compared(sample, (kind, *dear))[1:] if dear else []
+    # W_q of each.
+    sample = transitions.thinned(max(1, COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
+    cheap = [other for other in kinds if sample is transitions or other.pattern in (kind.pattern, EVERY_TOKEN)]
+    dear = [other for other in kinds if other not in cheap]
+    fits = _fitted(transitions, cheap, residuals, dispersion)
+    fits += _fitted(sample, [kind, *dear], residuals, dispersion)[1:] if dear else []
     return sorted(fits, key=lambda fit: -fit.evidence)
 
 
-def _compared(
-    path: Path,
-    kinds: tuple[AbstractLayer, ...],
-    *,
-    law: str,
-    start: Mapping[str, float],
-    priors: Mapping[str, tuple[float, float]],
-    dispersion: float,
-) -> list[Alternative]:
+def _fitted(path: Path, kinds: Sequence[AbstractLayer], residuals: Residuals, dispersion: float) -> list[Alternative]:
     """Architectures fitted to some transitions, with their evidence against the first one."""
     statistics = _statistics(path, kinds)
-    modes = [_mode(kind, law, statistics[kind], start, priors, dispersion) for kind in kinds]
+    modes = [_mode(kind, statistics[kind], residuals, dispersion) for kind in kinds]
     evidence = np.array([value for _, value in modes]) - modes[0][1]
     if (better := evidence > EVIDENCE).any():
-        mean, sd = log_ratios(path, kinds, law, [u for u, _ in modes])
+        mean, sd = log_ratios(path, kinds, residuals.law, [u for u, _ in modes])
         evidence[better] -= np.maximum(mean + 3 * sd, 0.0)[better] / dispersion
-    return [
-        Alternative(kind, float(excess), _values(kind, u))
-        for kind, (u, _), excess in zip(kinds, modes, evidence, strict=True)
-    ]
+    fits = []
+    for kind, (u, _), excess in zip(kinds, modes, evidence, strict=True):
+        known = zip(kind.coordinates.sampled.items(), u, strict=True)
+        values = {name: float(parameter.from_real(x)) for (name, parameter), x in known if parameter.identified}
+        fits.append(Alternative(kind, float(excess), values))
+    return fits
 
 
-def _statistics(path: Path, kinds: tuple[AbstractLayer, ...]) -> dict[AbstractLayer, PathStatistics]:
+def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[AbstractLayer, PathStatistics]:
     """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
-
-    @cache
-    def of_pattern(pattern: Pattern) -> PathStatistics:
-        return jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
-
-    return {kind: of_pattern(kind.pattern) for kind in kinds}
+    patterns = {kind.pattern: dataclasses.replace(path, pattern=kind.pattern) for kind in kinds}
+    of_pattern = {
+        pattern: jax.tree.map(np.asarray, path_statistics(path, pooled=True)) for pattern, path in patterns.items()
+    }
+    return {kind: of_pattern[kind.pattern] for kind in kinds}
 
 
 def log_ratios(
-    path: Path, kinds: tuple[AbstractLayer, ...], law: str, modes: list[np.ndarray], replicates: int = 16
+    path: Path, kinds: Sequence[AbstractLayer], law: str, modes: list[np.ndarray], replicates: int = RATIOS
 ) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
     """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
 
     The layers start where the transitions do; both are 0 if they cannot be drawn.
     """
-    every = slice(None)
-    starts, width = path.starts(every), path.width[path.network]
+    starts, width = path.starts(slice(None)), path.width[path.network]
     ratios = np.zeros((replicates, len(kinds)))
     for replicate, key in enumerate(jr.split(jr.key(0), replicates)):
         ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
@@ -161,16 +150,12 @@ def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
 
 
 def _mode(
-    kind: AbstractLayer,
-    law: str,
-    statistics: PathStatistics,
-    start: Mapping[str, float],
-    priors: Mapping[str, tuple[float, float]],
-    dispersion: float,
+    kind: AbstractLayer, statistics: PathStatistics, residuals: Residuals, dispersion: float
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
     names = kind.coordinates.sampled
-    mean, sd = np.array([priors[name] for name in names]).T
+    mean, sd = np.array([residuals.priors[name] for name in names]).T
+    start = dict(zip(residuals.coordinates, residuals.at_mean[0], strict=True))
     first = np.clip([start.get(name, 0.0) for name in names], -LARGEST_COORDINATE, LARGEST_COORDINATE)
     free = np.flatnonzero(sd > 0)
     first = np.where(sd > 0, first, mean)
@@ -183,23 +168,12 @@ def _mode(
 
     def potentials(x: np.ndarray) -> np.ndarray:
         """−log density at some points."""
-        return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), law, statistics) / dispersion
+        return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), residuals.law, statistics) / dispersion
 
-    begin = ((first - mean) / np.where(sd > 0, sd, 1.0))[free]
-    x, (value, _, curvature) = minimum(potentials, begin, close=CLOSE)
+    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=CLOSE)
     # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)
-
-
-def _values(kind: AbstractLayer, u: np.ndarray) -> dict[str, float]:
-    """Values of the identified coordinates in their own units."""
-    sampled = kind.coordinates.sampled
-    return {
-        name: float(parameter.from_real(x))
-        for (name, parameter), x in zip(sampled.items(), u, strict=True)
-        if parameter.identified
-    }
 
 
 def _densities(
@@ -211,3 +185,71 @@ def _densities(
     terms = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
     laws = dataclasses.replace(laws, limit=Limit(*terms, pattern=statistics.pattern))
     return np.asarray(statistics.log_density(laws, statistics.value), np.float64).sum(axis=-1)
+
+
+def of_alternatives(residuals: Residuals) -> Check:
+    """The verdict on other architectures, where they are tried."""
+    kind = residuals.known_kind
+    if not is_named(kind) or not residuals.one_layer:
+        reason = "other architectures and sizes: only for si.models.full_path with a named architecture"
+        return Check(skipped=(reason,))
+    names, contractions = identified_of(residuals.tree), contractions_of(residuals)
+    sd = {name: float(residuals.draws[name].values.std(ddof=1)) for name in names}
+    known = {name for name in names if name not in contractions or contractions[name].passed}
+    return verdict_on_alternatives(alternatives_of(residuals, residuals.sums.dispersion), kind, sd, known)
+
+
+def verdict_on_alternatives(
+    candidates: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[str, float], known: Set[str]
+) -> Check:
+    """The verdict on architectures, the best first; notes; what the data do not confirm, with what another would give.
+
+    Of the parameters with these posterior standard deviations the data identify the `known` ones.
+    """
+    fitted = next(candidate for candidate in candidates if candidate.architecture == kind)
+    best, advice, notes, assumed = 0.0, "", [], {}
+    for candidate in candidates:
+        change = _change(candidate, fitted, sd, known)
+        if candidate.evidence < -EVIDENCE or not change:
+            continue
+        description = f"{kind_in_words(candidate.architecture)} ({change})"
+        if candidate.evidence <= EVIDENCE:
+            notes.append(f"these data do not exclude {description}")
+            other_sizes = ", ".join(different_sizes(candidate.architecture, kind))
+            words = dict.fromkeys(different_sizes(kind, candidate.architecture), f"{other_sizes}: {change}")
+            assumed = words | assumed  # of the best alternative
+        elif candidate.evidence > best:
+            best = candidate.evidence
+            remedy = f"check the network's code, or fit by architecture={call_of(candidate.architecture)}"
+            advice = f"{description} fits better, by a log evidence of {best:.2g}: {remedy}"
+    verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
+    in_order = (kind_in_words(kind), *sizes_in_words(kind).values())
+    assumed = {words: assumed[words] for words in in_order if words in assumed}
+    return Check((verdict,), notes=tuple(notes), assumed=assumed)
+
+
+def _change(candidate: Alternative, fitted: Alternative, sd: Mapping[str, float], known: Set[str]) -> str:
+    """What an architecture moves or lacks, in words; empty if it does not matter.
+
+    It does for a known parameter; for one that fits better also for others.
+    """
+    lacks = [name for name in fitted.values if name in known and sd[name] > 0 and name not in candidate.values]
+    if lacks:
+        return f"without {lacks[0]}"
+    kind, other, better = fitted.architecture, candidate.architecture, candidate.evidence > EVIDENCE
+    shared = [name for name in candidate.values if name in fitted.values and sd.get(name, 0.0) > 0]
+    moves = {name: abs(candidate.values[name] - fitted.values[name]) / sd[name] for name in shared}
+    far = {name for name, move in moves.items() if move > MOVE and (name in known or better)}
+    # Another mask changes what later tokens do, also where the parameters are the same.
+    masked = better and other.name == kind.name and other.sizes.get("pattern") != kind.sizes.get("pattern")
+    if not (far or masked):
+        return ""
+    name = max(far or shared, key=lambda name: moves[name])
+    return f"{name} {candidate.values[name]:.3g} in place of {fitted.values[name]:.3g}"
+
+
+def different_sizes(kind: AbstractLayer, other_kind: AbstractLayer) -> list[str]:
+    """The sizes, or the kind, that an architecture has in place of another's, in words."""
+    if kind.name != other_kind.name:
+        return [kind_in_words(kind)]
+    return [words for size, words in sizes_in_words(kind).items() if kind.sizes[size] != other_kind.sizes[size]]

@@ -1,9 +1,10 @@
-"""Tests of observed increments against the law of their blocks. Tests: `tests/models/test_branches.py`."""
+"""Tests of increments of branches against the law of their blocks. Tests: `tests/models/test_branches.py`."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from scipy import stats
@@ -13,107 +14,106 @@ from sdeinfer.blocks._attributes import BLOCKS, stack_in
 from sdeinfer.blocks._coefficients import interpolated
 from sdeinfer.blocks._information import scale_free
 from sdeinfer.blocks._order import BlockOrder
+from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
-from sdeinfer.diagnostics._thresholds import (
-    ALIKE,
-    CHI_SQUARES,
-    CORRELATED,
-    EVIDENCE,
-    KURTOSIS,
-    LEVEL,
-    RESHAPED,
-    UNNORMED,
-)
-from sdeinfer.diagnostics._verdict import Verdict, at_most
+from sdeinfer.diagnostics._summary import fixed_of, identified_of
+from sdeinfer.diagnostics._verdict import Check, Verdict, at_most, together
+from sdeinfer.observation._networks import MEASURED
 
-OF_OTHERS = "share of an increment in another branch's"
-"""Name of the test of independence of branches."""
+
+def of_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
+    """The verdicts on increments; strengths unlike the declared ones are notes, not defects."""
+    tests, notes = BranchTests(tree), []
+    of_law = tests.of_law()
+    for name in identified_of(tree):
+        site = name.partition("[")[0]
+        if site not in tests.declared or not site.endswith("strength"):
+            continue
+        ratio, error = table.loc[name, ["mean", "sd"]] / tests.declared[site]
+        if abs(ratio - 1) > bounds.DECLARED * error:
+            notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {tests.declared[site]:.3g}")
+    # What was read from the weights needs no confirmation.
+    unknown = tests.unconfirmed() if of_law.passed and MEASURED not in tree.attrs else []
+    return dataclasses.replace(of_law, notes=tuple(notes), assumed=dict.fromkeys(unknown, ""))
+
+
+def centre(tree: xr.DataTree) -> dict[str, np.ndarray]:
+    """The posterior means; with a latent gain or temperature the draw of the largest likelihood.
+
+    Strength and gain lie along a curve where the branch is nearly linear, and their means do not.
+    """
+    draws = tree["posterior"].to_dataset()
+    if all(str(name).endswith(("strength", "strength_sd")) for name in draws.data_vars):
+        values = draws.mean(("chain", "draw"))
+    else:
+        likelihood = tree["log_likelihood"].to_dataset()["increments"].sum(("network", "branch"))
+        values = draws.isel(likelihood.argmax(("chain", "draw")))
+    return {str(name): variable.values for name, variable in values.data_vars.items()}
 
 
 class BranchTests:
-    """Tests of increments, at values of the blocks' parameters: a misfit fails if significant and above its threshold.
+    """Tests of increments at the centre of a posterior: a misfit fails if significant and above its threshold."""
 
-    Arguments:
-        data: a Dataset of branches.
-        coefficients: its log densities, see `blocks.labelled`.
-        values: strengths of blocks or of their layers, and gains and temperatures that are not the declared ones.
-        declared: values of the blocks that `coefficients` are of.
-        normed: names of the blocks that read tokens after a norm.
-    """
-
-    level = LEVEL / 7  # of each of seven tests
-
-    def __init__(
-        self,
-        data: xr.Dataset,
-        coefficients: xr.Dataset,
-        *,
-        values: Mapping[str, np.ndarray],
-        declared: Mapping[str, float],
-        normed: Sequence[str] = (),
-    ):
-        self.data = data
-        self.values, self.declared, self.normed = values, declared, normed
-        self.log_factors = coefficients["log_factor"].values
+    def __init__(self, tree: xr.DataTree):
+        self.data = xr.merge([tree["observed_data"].to_dataset(), tree["constant_data"].to_dataset()])
+        self.data = self.data.assign_attrs(tree.attrs)
+        # Strengths of blocks or of their layers, and gains and temperatures that are not the declared ones.
+        self.values = centre(tree) | {name: np.asarray(x) for name, x in fixed_of(tree).items()}
+        attrs, prefix = {str(name): value for name, value in tree.attrs.items()}, "declared_"
+        self.declared = {name.removeprefix(prefix): float(x) for name, x in attrs.items() if name.startswith(prefix)}
+        coefficients = tree["coefficients"].to_dataset()
+        self.log_factors, self.parts = coefficients["log_factor"].values, coefficients["part"].values
+        self.coefficients = coefficients["log_density"].values  # see `blocks.labelled`
         self.at_one = len(self.log_factors) // 2
-        self.parts = coefficients["part"].values
         self.names = list(dict.fromkeys(self.parts))
-        self.coefficients = coefficients["log_density"].values
-        self.tokens = data.sizes["token_a"]
-        self.by_layer = any(np.ndim(value) for value in values.values())
+        self.tokens = self.data.sizes["token_a"]
 
-    def verdicts(self) -> list[Verdict]:
+    def of_law(self) -> Check:
         """All tests, causes before consequences."""
-        of_increments = [*self.norms(), *self.independence(), self.tails()]
-        of_shapes, of_layers, of_spread = self.shapes(), [] if self.by_layer else [self.layers()], self.spread()
-        of_blocks = [*of_shapes, *of_layers, of_spread]
+        increments = together([self.norms(), self.independence(), self.tails()])
+        shapes, layers, spread = self.shapes(), self.layers(), self.spread()
+        blocks = together([shapes, layers, spread])
         # Strengths that differ between layers spread the increments, too.
-        explained = not all(verdict.passed for verdict in [*of_increments, *of_layers])
-        if explained or all(verdict.passed for verdict in of_blocks):
-            return [*of_increments, *of_blocks]
-        alternatives, gains = self.alternatives(), [gain for *_, gain in self._profiles]
+        if blocks.passed or not (increments.passed and layers.passed):
+            return together([increments, blocks])
+        others, gain = self.alternatives(), max((gains.max() for gains in self.profiles.values()), default=0.0)
         # Another temperature explains as much as a missing factor of the logits does.
-        if alternatives and alternatives[0].value <= max(gains, default=0.0):
-            return [*of_increments, *of_shapes, *alternatives, *of_layers, of_spread]
-        return [*of_increments, *alternatives, *of_blocks]
+        explained = any(verdict.value <= gain for verdict in others.verdicts)
+        first, second = (shapes, others) if explained else (others, shapes)
+        return together([increments, first, second, layers, spread])
 
-    def norms(self) -> list[Verdict]:
+    def norms(self) -> Check:
         """Mean squares of what branches read after a norm."""
-        if self.data.attrs.get("reads") != "branch" or not self.normed:
-            return []
-        branches = np.flatnonzero(np.isin(self.parts, self.normed))
-        squares = np.diagonal(self.data["input"].values[:, branches], axis1=-2, axis2=-1)
-        worst = branches[np.unravel_index(np.abs(squares - 1).argmax(), squares.shape)[1]]
-        value = np.abs(squares - 1).max()
+        branches = np.flatnonzero(np.isin(self.parts, str(self.data.attrs.get("normed", "")).split()))
+        if self.data.attrs.get("reads") != "branch" or not len(branches):
+            return Check()
+        away = np.abs(np.diagonal(self.data["input"].values[:, branches], axis1=-2, axis2=-1) - 1)
+        worst = branches[np.unravel_index(away.argmax(), away.shape)[1]]
         advice = f"branch {worst} ({self.parts[worst]}) reads tokens that are not normalised: is a norm left out?"
-        return [at_most("calibrated", "mean squares after norms, less 1", value, UNNORMED, advice)]
+        return Check((at_most("calibrated", "mean squares after norms, less 1", away.max(), bounds.UNNORMED, advice),))
 
-    def independence(self) -> list[Verdict]:
+    def independence(self) -> Check:
         """Whether increments are independent of what is read, and of each other."""
         verdicts, parts = [], self.parts
         if len(parts) > 1:
             pairs = dependence_of_pairs(self.data)
-            (b, c), *_ = pairs.worst
+            b, c = pairs.where
             advice = (
                 f"increments of branches {b} ({parts[b]}) and {c} ({parts[c]}) are correlated: shared, tied or copied "
                 "weights, or a trained network"
             )
-            verdicts.append(self._of_dependence(OF_OTHERS, pairs, advice))
+            verdicts.append(_of_dependence("share of an increment in another branch's", pairs, advice))
         on_input = dependence_on_input(self.data)
-        (worst,), *_ = on_input.worst
+        (b,) = on_input.where
         advice = (
-            f"increments of branch {worst} ({parts[worst]}) depend on what it reads, as in a trained network, or with "
-            "an identity in the branch"
+            f"increments of branch {b} ({parts[b]}) depend on what it reads, as in a trained network, or with an "
+            "identity in the branch"
         )
-        verdicts.append(self._of_dependence("share of an increment in its input", on_input, advice))
+        verdicts.append(_of_dependence("share of an increment in its input", on_input, advice))
         # Dependence of one kind causes some of the other.
-        return sorted(verdicts, key=lambda verdict: -verdict.value)
+        return Check(tuple(sorted(verdicts, key=lambda verdict: -verdict.value)))
 
-    def _of_dependence(self, name: str, dependence: Dependence, advice: str) -> Verdict:
-        _, share, p = dependence.worst
-        return at_most("calibrated", name, share if p < self.level else 0.0, CORRELATED, advice)
-
-    def tails(self) -> Verdict:
+    def tails(self) -> Check:
         """Fourth moments of the increments over those of normals."""
         null = np.array([kurtosis_of_normals(self.tokens, int(n)) for n in self.data["width"].values])
         of_branch = (self.data["kurtosis"].values - null[:, :1]).mean(0)
@@ -122,17 +122,19 @@ class BranchTests:
         count, sd = len(null), np.sqrt(np.square(null[:, 1]).sum()) / len(null)
         skewness = (null[:, 2] * null[:, 1] ** 3).sum() / (count * sd) ** 3
         p = stats.pearson3(skewness, scale=sd).sf(of_branch[worst]) * len(of_branch)
-        value = of_branch[worst] if p < self.level else 0.0
+        value = of_branch[worst] if p < bounds.BRANCH_LEVEL else 0.0
         advice = f"increments of branch {worst} ({self.parts[worst]}) have outlying features, as in a trained network"
-        return at_most("calibrated", "fourth moments, excess", value, KURTOSIS, advice)
+        return Check((at_most("calibrated", "fourth moments, excess", value, bounds.KURTOSIS, advice),))
 
-    def layers(self) -> Verdict:
-        """Strengths of single layers against those of all; what differs is named by the median of the layers.
+    def layers(self) -> Check:
+        """Strengths of single layers against those of all, if these are common; the median names what differs.
 
         One layer far from all others moves their common strength, from which all then differ.
         """
-        value, count, large = 1.0, len(self.parts), []
-        farthest = float(stats.norm.isf(self.level / count / 2))
+        if any(np.ndim(value) for value in self.values.values()):
+            return Check()
+        value, large = 1.0, []
+        farthest = float(stats.norm.isf(bounds.BRANCH_LEVEL / len(self.parts) / 2))
         for name in self.names:
             branches = np.flatnonzero(self.parts == name)
             terms = self._at_values(name)[:, branches].sum(0)
@@ -146,30 +148,31 @@ class BranchTests:
             named = np.flatnonzero(np.abs(from_median) > farthest * sds if len(branches) > 2 else differ)
             large += [(branches[place], np.exp(from_median[place]), sds[place]) for place in named]
         large.sort(key=lambda layer: -abs(np.log(layer[1])))
-        listed = ", ".join(
-            f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large[:3]
-        )
-        omitted = f" and {len(large) - 3} more" if len(large) > 3 else ""
-        advice = f"strengths differ between layers, in units of their median {listed}{omitted}; fit models.every_branch"
-        return at_most("calibrated", "largest ratio of a layer's strength", value, ALIKE, advice)
+        words = [f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large]
+        omitted = f" and {len(words) - bounds.NAMED} more" if len(words) > bounds.NAMED else ""
+        listed = ", ".join(words[: bounds.NAMED]) + omitted
+        advice = f"strengths differ between layers, in units of their median {listed}; fit models.every_branch"
+        return Check((at_most("calibrated", "largest ratio of a layer's strength", value, bounds.ALIKE, advice),))
 
-    def shapes(self) -> list[Verdict]:
+    def shapes(self) -> Check:
         """Assumed gains and temperatures against what the increments of single branches prefer."""
         verdicts = []
-        for name, best, _, gain in self._profiles:
-            significant = stats.chi2.sf(2 * gain, 1) < self.level
+        for name, gains in self.profiles.items():
+            best = self.log_factors[gains.argmax()]
+            significant = stats.chi2.sf(2 * gains.max(), 1) < bounds.BRANCH_LEVEL
             value = np.exp(abs(best)) if significant else 1.0
             advice = (
                 f"the increments prefer {np.exp(best):.2g} times the assumed {name}: give it a prior, or look for a "
                 "factor in the weights of the first projections"
             )
-            verdicts.append(at_most("calibrated", f"ratio of {name} to the assumed one", value, RESHAPED, advice))
-        return verdicts
+            row = f"ratio of {name} to the assumed one"
+            verdicts.append(at_most("calibrated", row, value, bounds.RESHAPED, advice))
+        return Check(tuple(verdicts))
 
-    def alternatives(self) -> list[Verdict]:
+    def alternatives(self) -> Check:
         """The block, other than the declared one, that the increments prefer most; none where blocks are not known."""
         if BLOCKS not in self.data.attrs:
-            return []
+            return Check()
         order = BlockOrder.of_data(stack_in(self.data.attrs), self.data)
         evidence = {
             (name, words): value
@@ -181,73 +184,49 @@ class BranchTests:
             f"{name}: a block where {words} fits better, by a log evidence of {value:.2g}: check the code, or "
             "declare that block"
         )
-        return [at_most("architecture", "evidence for another block", max(value, 0.0), EVIDENCE, advice)]
+        value = max(value, 0.0)
+        return Check((at_most("architecture", "evidence for another block", value, bounds.EVIDENCE, advice),))
 
-    def unconfirmed(self) -> list[str]:
-        """The assumed gains and temperatures of which twice or half the value is as likely."""
-        names = []
-        for name, _, profile, _ in self._profiles:
-            changes = np.interp([-np.log(2), np.log(2)], self.log_factors, profile) - profile[self.at_one]
-            if 2 * -changes.max() < stats.chi2.isf(LEVEL, 1):
-                names.append(name)
-        return names
-
-    @functools.cached_property
-    def _profiles(self) -> list[tuple[str, float, np.ndarray, float]]:
-        """For each assumed shape its best log factor, the profile of the log likelihood, and what the best gains.
-
-        The strength of each branch is integrated out, so that layers that differ do not count; at its largest instead,
-        one number for each of many branches, the likelihood would prefer gains of a wide law.
-        """
-        profiles = []
-        for name in self.declared:
-            part, _, shape = name.rpartition(".")
-            if shape == "strength" or name in self.values:
-                continue
-            profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
-            best = int(profile.argmax())
-            profiles.append((name, float(self.log_factors[best]), profile, float(profile[best] - profile[self.at_one])))
-        return profiles
-
-    def spread(self) -> Verdict:
+    def spread(self) -> Check:
         """χ² of all increments over its degrees of freedom."""
-        squares = self._chi_squares()
+        squares = np.empty(self.coefficients.shape[:2])
+        freedom = self.tokens * (self.tokens + 1) // 2 * squares.size
+        for name in self.names:
+            branches, of_layers = np.flatnonzero(self.parts == name), self.values.get(f"{name}.layer_strength")
+            strengths = self.values[f"{name}.strength"] if of_layers is None else of_layers
+            terms, x = self._at_values(name)[:, branches], 2 * np.log(np.broadcast_to(strengths, len(branches)))
+            squares[:, branches] = -2 * (terms[..., 0] + terms[..., 1] * x + terms[..., 2] * x**2)
+            freedom -= np.size(strengths)
         total = float(squares.sum())
-        freedom = self._freedom * squares.size - sum(np.size(self._strengths(n)) for n in self.names)
         p = 2 * min(stats.chi2.sf(total, freedom), stats.chi2.cdf(total, freedom))
-        value = abs(total / freedom - 1) if p < self.level else 0.0
+        value = abs(total / freedom - 1) if p < bounds.BRANCH_LEVEL else 0.0
         word = "more" if total > freedom else "less"
         advice = (
             f"increments spread {word} than by the law, χ²/df is {total / freedom:.2f}: not these blocks, or not at "
             "initialisation"
         )
-        return at_most("calibrated", "χ² over degrees of freedom, less 1", value, CHI_SQUARES, advice)
+        return Check((at_most("calibrated", "χ² over degrees of freedom, less 1", value, bounds.CHI_SQUARES, advice),))
 
-    def of_each(self) -> Float[np.ndarray, " branches"]:
-        """For each branch a p-value: of its χ², and of its dependence on what it reads, by Bonferroni's bound."""
-        squares = self._chi_squares()
-        law = stats.chi2(self._freedom * len(squares))
-        total = squares.sum(0)
-        spread = 2 * np.minimum(law.sf(total), law.cdf(total))
-        return np.minimum(2 * np.minimum(spread, dependence_on_input(self.data).p), 1.0)
+    def unconfirmed(self) -> list[str]:
+        """The assumed gains and temperatures of which twice or half the value is as likely."""
+        ends, least = np.log([0.5, 2.0]), stats.chi2.isf(bounds.LEVEL, 1)
+        changes = {name: np.interp(ends, self.log_factors, gains).max() for name, gains in self.profiles.items()}
+        return [name for name, change in changes.items() if -2 * change < least]
 
-    @property
-    def _freedom(self) -> int:
-        return self.tokens * (self.tokens + 1) // 2
+    @functools.cached_property
+    def profiles(self) -> dict[str, Float[np.ndarray, " factors"]]:
+        """What the log likelihood gains by a factor of each assumed gain or temperature.
 
-    def _chi_squares(self) -> Float[np.ndarray, "networks branches"]:
-        """χ² of each increment."""
-        squares = np.empty(self.coefficients.shape[:2])
-        for name in self.names:
-            branches = np.flatnonzero(self.parts == name)
-            terms = self._at_values(name)[:, branches]
-            log_factor = 2 * np.log(np.broadcast_to(self._strengths(name), len(branches)))
-            squares[:, branches] = -2 * (terms[..., 0] + terms[..., 1] * log_factor + terms[..., 2] * log_factor**2)
-        return squares
-
-    def _strengths(self, name: str) -> np.ndarray:
-        of_layer = self.values.get(f"{name}.layer_strength")
-        return self.values[f"{name}.strength"] if of_layer is None else of_layer
+        The strength of each branch is integrated out, so that layers that differ do not count; at its largest instead,
+        one number for each of many branches, the likelihood would prefer gains of a wide law.
+        """
+        profiles = {}
+        for name in self.declared:
+            part, _, shape = name.rpartition(".")
+            if shape != "strength" and name not in self.values:
+                profile = scale_free(self.coefficients[:, self.parts == part].sum(0)).sum(0)
+                profiles[name] = profile - profile[self.at_one]
+        return profiles
 
     def _at_values(self, name: str) -> Float[np.ndarray, "networks branches 4"]:
         """Coefficients at the block's gain or temperature."""
@@ -263,3 +242,8 @@ class BranchTests:
             if block == name and parameter in self.declared and shape != "strength":
                 return float(np.log(value / self.declared[parameter]))
         return 0.0
+
+
+def _of_dependence(name: str, dependence: Dependence, advice: str) -> Verdict:
+    share = dependence.share if dependence.p < bounds.BRANCH_LEVEL else 0.0
+    return at_most("calibrated", name, share, bounds.CORRELATED, advice)

@@ -1,24 +1,41 @@
-"""The order in which a fit is checked: its own tests, the sampler, what the data identify, and the truth."""
+"""The tests of a fit, in their order: of the fitted law, of the sampler, of what the data identify, and of the truth.
 
+A test is a function of what was fitted, and returns a `Check`. A verdict has a statistic, which counts where it is
+significant, a threshold, and a sentence.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
 import xarray as xr
+from arviz_stats.base.array import array_stats
 
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.diagnostics._own import tests_of_branches, tests_of_covariances, tests_of_scores
-from sdeinfer.diagnostics._posterior import FittedPosterior, with_chains
-from sdeinfer.diagnostics._summary import (
-    constants_of,
-    identified_of,
-    of_chains,
-    of_geometry,
-    of_rough,
-    of_truth,
-    summarise,
-    with_precision,
-)
-from sdeinfer.diagnostics._verdict import Check
+from sdeinfer.diagnostics import _thresholds as bounds
+from sdeinfer.diagnostics._alternatives import of_alternatives
+from sdeinfer.diagnostics._branch_tests import of_increments
+from sdeinfer.diagnostics._consequences import of_conflict, of_finite_width, of_misfit, of_move, of_scatter
+from sdeinfer.diagnostics._identification import contractions_of
+from sdeinfer.diagnostics._networks import of_shared_noise
+from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._posterior import require_groups, with_chains
+from sdeinfer.diagnostics._predictive import of_last_layer
+from sdeinfer.diagnostics._range import of_cold_draws, of_range
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._shortcut import of_shortcuts
+from sdeinfer.diagnostics._skewness import of_skewness
+from sdeinfer.diagnostics._summary import constants_of, draws_of, identified_of, summarise
+from sdeinfer.diagnostics._verdict import Check, Verdict, at_least, at_most, together
 from sdeinfer.infer._assume import placed
 from sdeinfer.layers import AbstractLayer
+
+OF_LAYERS = (
+    *(of_conflict, of_shared_noise, of_finite_width, of_misfit, of_unlike_layers, of_alternatives),
+    *(of_shortcuts, of_skewness, of_move, of_scatter, of_range),
+)
+"""The tests of covariances after every layer, causes before consequences."""
 
 
 @checked
@@ -68,50 +85,166 @@ def check(
     del progress  # for `with_progress_line`
     phase("checking the fit")
     tree = with_chains(post)
-    table, names = summarise(tree), identified_of(tree)
+    table, names, last, cold = summarise(tree), identified_of(tree), Check(), {}
     if "coefficients" in tree.children:
-        tests = tests_of_branches(tree, table)
+        law, contractions = of_increments(tree, table), of_contractions(tree, names)
     elif "score_tests" in tree.children:
-        tests = tests_of_scores(tree)
+        law, contractions = of_tokens(tree), of_contractions(tree, names)
     else:
-        tests = tests_of_covariances(FittedPosterior.of(tree, data, architecture), table["sd"].to_dict())
-    sampled = table.drop(index=[*constants_of(tree)], errors="ignore")
-    obeyed = all(verdict.passed for verdict in tests.verdicts)
-    contractions = tests.contractions if obeyed else {}
+        residuals = Residuals.of(tree, data, architecture)
+        law, contractions = of_covariances(residuals), contractions_of(residuals)
+        last, cold = of_last_layer(residuals), of_cold_draws(residuals)
+    contractions = contractions if law.passed else {}
     unidentified = [name for name, contraction in contractions.items() if not contraction.passed]
     known = [with_precision(name, table) for name in names if name not in unidentified]
     # The first τ0 that the data do not identify; values out of the law's range make the others depend on its prior.
-    unknown = [name for name in unidentified if name in tests.beyond][:1]
-    beyond = [tests.beyond[name] for name in unknown]
-    conditional = [name for name in unknown if known and not tests.beyond[name].passed]
+    unknown = [name for name in unidentified if name in cold][:1]
+    conditional = [name for name in unknown if known and not cold[name].passed]
+    chains, geometry = of_chains(table.drop(index=[*constants_of(tree)], errors="ignore")), of_geometry(tree)
     verdicts = [
-        *tests.verdicts,
-        *of_chains(sampled),
+        *law.verdicts,
+        *chains.verdicts,
         *contractions.values(),
-        *beyond,
-        *of_geometry(tree),
-        *tests.last,
-        *of_truth(table.loc[names]),
+        *(cold[name] for name in unknown),
+        *geometry.verdicts,
+        *last.verdicts,
+        *of_truth(table.loc[names]).verdicts,
     ]
     return Check(
         tuple(verdicts),
-        skipped=(*tests.skipped, *_skipped(tree)),
+        skipped=(*law.skipped, *last.skipped, *geometry.skipped),
         identified=() if conditional else tuple(known),
         conditional=f"{', '.join(known)} by the prior of {conditional[0]}" if conditional else "",
         unidentified=tuple(unidentified),
-        notes=(*tests.notes, *of_rough(sampled), *(tests.beyond[name].advice for name in conditional)),
-        assumed=tests.assumed if known else {},
+        notes=(*law.notes, *last.notes, *chains.notes, *(cold[name].advice for name in conditional)),
+        assumed=law.assumed if known else {},
     )
 
 
-def _skipped(post: xr.DataTree) -> list[str]:
-    """The tests of the sampler that cannot be made, with reasons."""
-    if "sample_stats" in post.children:
-        tests = {"diverging": "divergences", "energy": "BFMI"}
-        missing = [name for name in tests if name not in post["sample_stats"].data_vars]
-        skipped = [f"{tests[name]}: the sampler has no statistic {name}" for name in missing]
+def with_precision(name: str, table: pd.DataFrame) -> str:
+    """A parameter with its relative standard deviation in percent, such as "gamma ± 1 %"."""
+    percent = f"{100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
+    return f"{name} ± {float(percent):g} %"
+
+
+def of_covariances(residuals: Residuals) -> Check:
+    """The verdicts on layers, other architectures and the range of the law."""
+    if residuals.kind is not None:
+        require_groups(residuals.tree, "layers")
+    tests = OF_LAYERS if residuals.known else (of_unknown_layers, of_range)
+    return together(test(residuals) for test in (*tests, of_kept))
+
+
+def of_unknown_layers(residuals: Residuals) -> Check:
+    """Why there are no innovations."""
+    if not residuals.every_layer:
+        return Check(skipped=("one-step innovations: layers are latent",))
+    if "layers" in residuals.tree.children:
+        name = residuals.tree.attrs.get("architecture")
+        return Check(skipped=(f"one-step innovations and the range of the law: give the layer, architecture={name}",))
+    reason = (
+        "one-step innovations, other architectures and the range of the law: the program has no single layer, and "
+        "its likelihood has no adjustment, without which intervals of narrow networks are too short"
+    )
+    return Check(skipped=(reason,))
+
+
+def of_kept(residuals: Residuals) -> Check:
+    """Notes on networks of data in chunks that were damaged or are not in the posterior, and on layers left out."""
+    attrs, notes = residuals.tree.attrs, []
+    if attrs.get("kept_networks", 0) < attrs.get("networks", 0):
+        notes.append(f"layers and predictions are checked on {attrs['kept_networks']} of {attrs['networks']} networks")
+    if "damaged_networks" in attrs:
+        notes.append(f"{attrs['damaged_networks']} damaged networks are left out")
+    left_out = float(attrs.get("left_out", 0.0))
+    if 1 - left_out < bounds.MOST:
+        notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
+    return Check(notes=tuple(notes))
+
+
+def of_tokens(post: xr.DataTree) -> Check:
+    """The verdicts on the largest misfit in a table of score tests and on the largest move of a parameter by one.
+
+    Small ones are notes. A misfit counts if it is significant, at `LEVEL` for all directions together.
+    """
+    table = post["score_tests"].to_dataset().to_dataframe()
+    if not np.isfinite(table["effect"]).all():
+        advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
+        return Check((at_most("calibrated", "misfit of the layers", np.nan, bounds.EFFECT, advice),))
+    significant, verdicts = table.loc[table["p"] * len(table) < bounds.LEVEL], []
+    for column, name, threshold in (
+        ("effect", "misfit of the layers", bounds.EFFECT),
+        ("move", "move by the misfit, posterior sds", bounds.MOVE),
+    ):
+        # The largest of the means if there is one, since it shows in the noise too.
+        large = significant.loc[significant[column] > threshold]
+        worst = large.sort_values(["of_noise", column], ascending=[True, False])
+        advice = f"not this law: {worst['cause'].iloc[0]}" if len(worst) else ""
+        verdicts.append(at_most("calibrated", name, max(significant[column], default=0.0), threshold, advice))
+    small = significant.loc[(significant["effect"] <= bounds.EFFECT) & (significant["move"] <= bounds.MOVE)]
+    notes = [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
+    return Check(tuple(verdicts), notes=tuple(notes))
+
+
+def of_chains(table: pd.DataFrame) -> Check:
+    """Whether the chains agree and are long enough, from rows of `summarise`; a note on rough means."""
+    rhat, bulk, tail = table["rhat"], table["ess_bulk"], table["ess_tail"]
+    verdicts = (
+        at_most("converged", "R-hat", rhat.max(skipna=False), bounds.RHAT, "run longer: more warmup and more draws"),
+        at_least("converged", "bulk ESS", bulk.min(skipna=False), bounds.ESS, "draw more"),
+        at_least("converged", "tail ESS", tail.min(skipna=False), bounds.ESS, "draw more"),
+    )
+    worst, least = rhat.to_numpy().max(), table[["ess_bulk", "ess_tail"]].to_numpy().min()
+    if worst < bounds.ROUGH_RHAT and least >= bounds.ROUGH_ESS:
+        return Check(verdicts)
+    rough = f"R-hat {worst:.3f} and the smallest ESS {least:.0f}: means and intervals are rough; draw more for digits"
+    return Check(verdicts, notes=(rough,))
+
+
+def of_geometry(post: xr.DataTree) -> Check:
+    """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
+    statistics = post.children.get("sample_stats", xr.DataTree()).to_dataset()
+    verdicts, skipped = [], []
+    if "diverging" in statistics:
+        share = statistics["diverging"].mean()
+        advice = (
+            "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
+        )
+        verdicts.append(at_most("converged", "divergences", share, bounds.DIVERGENT, advice))
     else:
+        skipped.append("divergences: the sampler has no statistic diverging")
+    if "energy" in statistics:
+        smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
+        advice = "the sampler explores the posterior's energies too slowly: run longer"
+        verdicts.append(at_least("converged", "BFMI", smallest, bounds.BFMI, advice))
+    else:
+        skipped.append("BFMI: the sampler has no statistic energy")
+    if "sample_stats" not in post.children:
         skipped = ["divergences and energies: there is no group sample_stats"]
     if post["posterior"].sizes["chain"] == 1:
         skipped.append("agreement of chains: there is one, and R-hat compares its halves; run two chains or more")
-    return skipped
+    return Check(tuple(verdicts), skipped=tuple(skipped))
+
+
+def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:
+    """Whether the posteriors of parameters are narrower than their priors, by draws of both.
+
+    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
+    logarithms.
+    """
+    verdicts = {}
+    for name in names:
+        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
+        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
+        value, advice = 1 - posterior.var() / prior.var(), f"the data hardly identify {name}"
+        verdicts[name] = at_least("identified", f"{name} contraction", value, bounds.CONTRACTION, advice)
+    return verdicts
+
+
+def of_truth(table: pd.DataFrame) -> Check:
+    """Distances of the identified parameters from the truth, where it is known."""
+    deviations = (table["mean"] - table["truth"]).abs() / table["sd"]
+    advice = "the posterior mean is too far from the truth: the model does not fit"
+    known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
+    of_name = {name: (f"{name}, sds from truth", deviations[name]) for name in known}
+    return Check(tuple(at_most("true", row, value, bounds.DEVIATIONS, advice) for row, value in of_name.values()))

@@ -11,15 +11,36 @@ import math
 import numpy as np
 import pandas as pd
 import xarray as xr
+from jaxtyping import Float
 
-from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, ScoreSums, inverse_of, score_sums
-from sdeinfer.diagnostics._posterior import PRIOR_SD, FittedPosterior, has_prior
-from sdeinfer.diagnostics._thresholds import CONFLICT, EFFECT, LEVEL, MOVE, SCATTER_RATIO
-from sdeinfer.diagnostics._verdict import Verdict, at_most
+from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, inverse_of
+from sdeinfer.diagnostics._posterior import has_prior
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._summary import identified_of
+from sdeinfer.diagnostics._thresholds import CONFLICT, EFFECT, FLAT, LEVEL, MOVE, SCATTER_RATIO, TIGHT
+from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._program import PATH
 
 SCATTER = "scatter of networks"
+
+
+def innovation_tests(
+    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractLayer | None = None
+) -> pd.DataFrame:
+    """Test the innovations of every layer at the posterior mean, in each direction.
+
+    Arguments:
+        post: the result of `fit` to networks observed at every layer.
+        data: the data that were fitted, to be compared with those in the posterior, as in `check`.
+        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
+
+    Returns:
+        One row per direction, with columns `effect`, the root mean square of the misfit over layers, in standard
+        deviations of a layer's increments, without the part that the parameters absorb; `z`, its deviation from zero in
+        standard errors; and the two-sided `p`.
+    """
+    return Residuals.of(post, data, architecture).sums.tests
 
 
 def consequences(
@@ -41,63 +62,52 @@ def consequences(
         and the row "scatter of networks", whose columns are the ratios of the standard deviations by the scatter of
         the networks' scores to those of the posterior: above 1 where layers of a network are not independent.
     """
-    posterior = FittedPosterior.of(post, data, architecture)
-    return consequences_of(score_sums(posterior), posterior)
+    return moves_of(Residuals.of(post, data, architecture))
 
 
-def consequences_of(sums: ScoreSums, posterior: FittedPosterior) -> pd.DataFrame:
+def moves_of(residuals: Residuals) -> pd.DataFrame:
     """The table of `consequences`."""
-    table, fixed = sums.tests, posterior.fixed
-    known = posterior.known_kind.coordinates.sampled
-    names = [name for name, parameter in known.items() if parameter.identified and name not in fixed]
+    sums, table = residuals.sums, residuals.sums.tests
+    names = [name for name in residuals.known_kind.coordinates.identified if name not in residuals.fixed]
     if not names:
         return table
-    free = np.array([name not in fixed for name in known])
-    prior = np.diag(_precision_besides(sums.information, posterior))
-    block = np.ix_(free, free)
-
-    def covariance(information: np.ndarray) -> np.ndarray:
-        """The inverse of the curvature of the log posterior, among the free parameters."""
-        inverse = np.zeros_like(information)
-        inverse[block] = inverse_of((information + prior)[block])
-        return inverse
-
-    inverse = covariance(sums.information)
+    precision = _precision_besides(residuals)
+    inverse = residuals.covariance(sums.information, precision)
     by_scores, by_networks = (
         np.sqrt(np.maximum(np.diagonal(inverse @ scatter @ inverse), 0.0))
         for scatter in (sums.scatter, sums.of_networks)
     )
-    sd = np.array([posterior.sds[name] for name in known])
-    sd = np.where(np.isnan(sd), by_scores, sd)
-    sd = np.where(free & (sd > 0), sd, np.inf)
-    tested = (sums.squares > 0) & (sums.sizes > 0)
-    size = sums.corrected[tested] / sums.sizes[tested]
+    sd = np.where(np.isnan(residuals.sds), by_scores, residuals.sds)
+    sd = np.where(residuals.free & (sd > 0), sd, np.inf)
+    size = sums.corrected[sums.tested] / sums.sizes[sums.tested]
+    moves = dict(zip(table.index, size[:, None] * (sums.along[sums.tested] @ inverse), strict=True))
     # The mode of a law with the omitted part follows from that law's curvature, whose correlations differ.
-    omitted = [shift @ covariance(information) for shift, information in zip(sums.omitted, sums.completed, strict=True)]
-    moves = [*(size[:, None] * (sums.along[tested] @ inverse)), *omitted, by_networks]
-    rows = pd.DataFrame(np.array(moves) / sd, index=[*table.index, *OMISSIONS, SCATTER], columns=list(known))
-    present = [
-        *table.index,
-        *(name for name, shift in zip(OMISSIONS, sums.omitted, strict=True) if shift.any()),
-        SCATTER,
-    ]
-    return table.reindex(present).join(rows.loc[present, names]).rename_axis("direction")
+    for name, shift, information in zip(OMISSIONS, sums.omitted, sums.completed, strict=True):
+        if shift.any():
+            moves[name] = shift @ residuals.covariance(information, precision)
+    moves[SCATTER] = by_networks
+    rows = pd.DataFrame(np.array([*moves.values()]) / sd, index=[*moves], columns=list(residuals.coordinates))
+    return table.reindex(rows.index).join(rows[names]).rename_axis("direction")
 
 
-def _precision_besides(information: np.ndarray, posterior: FittedPosterior) -> np.ndarray:
-    """Precision of each coordinate without the networks: that of the prior, or more if a program observes more."""
-    known = posterior.known_kind.coordinates.sampled
-    spread = np.array([posterior.priors[name][1] for name in known])
-    prior = np.where(spread > 0, spread, 1.0) ** -2  # that of a fixed coordinate is not used
-    groups = posterior.tree.children
-    if not {*(groups["log_likelihood"].data_vars if "log_likelihood" in groups else ())} - {PATH}:
-        return prior
-    alone = 1 / np.maximum(np.diagonal(inverse_of(information + np.diag(prior))), np.finfo(float).tiny)
-    sd = np.array([posterior.sds[name] for name in known])
-    return prior + np.maximum(np.nan_to_num(1 / np.where(sd > 0, sd, np.inf) ** 2 - alone), 0.0)
+def _precision_besides(residuals: Residuals) -> Float[np.ndarray, " coordinates"]:
+    """Precision without the networks: that of the priors, or more if a program observes more."""
+    likelihoods = residuals.tree.children.get("log_likelihood", xr.DataTree()).data_vars
+    if not {*likelihoods} - {PATH}:
+        return residuals.precision
+    inverse = inverse_of(residuals.sums.information + np.diag(residuals.precision))
+    alone = 1 / np.maximum(np.diagonal(inverse), np.finfo(float).tiny)
+    sd = np.where(residuals.sds > 0, residuals.sds, np.inf)
+    return residuals.precision + np.maximum(np.nan_to_num(1 / sd**2 - alone), 0.0)
 
 
-def of_conflict(sums: ScoreSums, posterior: FittedPosterior) -> list[Verdict]:
+def significant_moves(residuals: Residuals) -> pd.DataFrame:
+    """The rows of significant misfits."""
+    tests = moves_of(residuals).drop(index=[*OMISSIONS, SCATTER], errors="ignore")
+    return tests.loc[tests["p"] * len(tests) < LEVEL]
+
+
+def of_conflict(residuals: Residuals) -> Check:
     """A failed verdict on the tightest prior that contradicts the data; none if no prior does.
 
     By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
@@ -105,85 +115,94 @@ def of_conflict(sums: ScoreSums, posterior: FittedPosterior) -> list[Verdict]:
     m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
     the defaults are left out: where they matter, the data identify so little that one step does not find the mode.
     """
-    if not has_prior(posterior.tree) or not posterior.one_layer:
-        return []
-    known, conflicts = posterior.known_kind.coordinates.sampled, []
-    free = [name for name in known if name not in posterior.fixed]
-    places = [list(known).index(name) for name in free]
-    precision = np.array([posterior.priors[name][1] for name in free]) ** -2
-    draws = posterior.tree["posterior"].to_dataset()
-    for name in posterior.identified:
-        place, (mean, sd) = free.index(name), posterior.priors[name]
-        if sd > PRIOR_SD / 2:
+    if not has_prior(residuals.tree) or not residuals.one_layer:
+        return Check()
+    sums, identified, conflicts = residuals.sums, identified_of(residuals.tree), []
+    for place, (name, parameter) in enumerate(residuals.coordinates.items()):
+        mean, sd = residuals.priors[name]
+        if name not in identified or sd > TIGHT:
             continue
-        other_priors = np.diag(np.where(np.arange(len(free)) == place, 1e-9, precision))
-        variance = inverse_of(sums.information[np.ix_(places, places)] + other_priors)[place, place]
-        move = variance * sums.score[places[place]]
-        centre = float(np.mean(known[name].to_real(draws[name].values)))
+        precision = np.where(np.arange(len(residuals.free)) == place, FLAT, residuals.precision)
+        variance = residuals.covariance(sums.information, precision)[place, place]
+        move = variance * sums.score[place]
+        centre = float(np.mean(parameter.to_real(residuals.draws[name].values)))
         distance = abs(centre + move - mean) / np.sqrt(variance + sd**2)
-        moved = abs(move) / posterior.sds[name]
+        moved = abs(move) / residuals.sds[place]
         if distance > CONFLICT and moved > MOVE:
-            conflicts.append((sd, moved, name, mean, centre, "up" if move > 0 else "down"))
+            prior, fitted = (float(parameter.from_real(np.float64(x))) for x in (mean, centre))
+            advice = (
+                f"the prior of {name}, about {prior:.3g}, contradicts the data, which pull it "
+                f"{'up' if move > 0 else 'down'} from {fitted:.3g}: widen it"
+            )
+            conflicts.append((sd, moved, advice))
     if not conflicts:
-        return []
-    _, moved, name, *ends, way = min(conflicts)  # a tight prior of one moves the others too
-    prior, fitted = (float(known[name].from_real(np.float64(x))) for x in ends)
+        return Check()
+    _, moved, advice = min(conflicts)  # a tight prior of one moves the others too
+    return Check((at_most("calibrated", "prior against data, posterior sds", moved, MOVE, advice),))
+
+
+def of_finite_width(residuals: Residuals) -> Check:
+    """The verdict on what the limit's law leaves out."""
+    rows = moves_of(residuals).filter(["finite width"], axis="index")
+    if rows.empty:
+        return Check()
+    largest, moved = _largest(rows)
+    advice = f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
+    return Check((at_most("agrees with the theory", "finite width, posterior sds", largest, MOVE, advice),))
+
+
+def of_misfit(residuals: Residuals) -> Check:
+    """The verdict on layers that are clearly of something else, by the most significant of the large effects."""
+    rows = significant_moves(residuals)
+    effects, (largest, worst, move) = rows["effect"].abs(), _largest_move(rows)
+    notes = (f"{move}; it is seen and does not matter",) if worst and largest <= MOVE else ()
+    large = rows.loc[effects > EFFECT]
+    if large.empty:
+        smaller = max(effects, default=0.0)
+        return Check((at_most("calibrated", "misfit of the layers", smaller, EFFECT, ""),), notes=notes)
+    name = str(large["p"].idxmin())
+    advice = f"not layers of a shaped {residuals.known_kind.name}, by {name}: {DIRECTIONS[name]}"
+    return Check((at_most("calibrated", "misfit of the layers", effects[name], EFFECT, advice),), notes=notes)
+
+
+def of_move(residuals: Residuals) -> Check:
+    """The verdict on the largest move of a parameter by a significant misfit."""
+    largest, worst, advice = _largest_move(significant_moves(residuals))
+    if worst:
+        by_limit = residuals.law == "limit"
+        remedy = "fit by law='finite-width'" if by_limit else "check the architecture and its sizes"
+        advice += f"; {DIRECTIONS[worst]}: {remedy}"
+    return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, advice),))
+
+
+def of_scatter(residuals: Residuals) -> Check:
+    """The verdict on the scatter of the networks' scores."""
+    rows = moves_of(residuals).filter([SCATTER], axis="index")
+    if rows.empty:
+        return Check()
+    largest, moved = _largest(rows)
     advice = (
-        f"the prior of {name}, about {prior:.3g}, contradicts the data, which pull it {way} from {fitted:.3g}: widen it"
+        f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
+        "independent, and fewer can be fitted, as by `data.isel(layer=slice(2))`; or networks have different "
+        "parameters, as by `models.hierarchical`"
     )
-    return [at_most("calibrated", "prior against data, posterior sds", moved, MOVE, advice)]
+    bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
+    return Check((at_most("calibrated", "scatter of networks", largest, bound, advice),))
 
 
-def of_large_misfits(table: pd.DataFrame, kind: AbstractLayer) -> list[Verdict]:
-    """Verdicts on what the limit's law leaves out, and on layers that are clearly of something else."""
-    verdicts = []
-    if "finite width" in table.index:
-        largest, moved = _largest(table.loc[["finite width"]])
-        advice = (
-            f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
-        )
-        verdicts.append(at_most("agrees with the theory", "finite width, posterior sds", largest, MOVE, advice))
-    p, large = table["p"].to_dict(), _seen(table)["effect"].abs().to_dict()
-    worst = min([name for name in large if large[name] > EFFECT], key=lambda name: p[name], default="")
-    cause = f"not layers of a shaped {kind.name}, by {worst}: {DIRECTIONS[worst]}" if worst else ""
-    largest = large[worst] if worst else max(large.values(), default=0.0)
-    return [*verdicts, at_most("calibrated", "misfit of the layers", largest, EFFECT, cause)]
+def _largest_move(rows: pd.DataFrame) -> tuple[float, str, str]:
+    """The largest move by a misfit, its direction, and both in words; without words if there is none."""
+    largest, moved = _largest(rows)
+    if not moved:
+        return largest, "", ""
+    worst = str(rows[moved].abs().idxmax())
+    of_sd = f"{worst}: a misfit of {abs(rows.loc[worst, 'effect']):.1%} of an increment's sd"
+    return largest, worst, f"{of_sd} moves {moved} by {largest:.2g} posterior sds"
 
 
-def of_small_misfits(table: pd.DataFrame, law: str, networks: int) -> tuple[list[Verdict], list[str]]:
-    """Verdicts on misfits that move a parameter, and on the scatter of networks; notes on those that do not matter."""
-    seen, notes, cause = _seen(table), [], ""
-    largest, moved = _largest(seen)
-    if moved:
-        worst = str(seen[moved].abs().idxmax())
-        effect = abs(float(table["effect"].to_dict()[worst]))
-        cause = f"{worst}: a misfit of {effect:.1%} of an increment's sd moves {moved} by {largest:.2g} posterior sds; "
-        if largest <= MOVE:
-            notes.append(cause + "it is seen and does not matter")
-        remedy = "fit by law='finite-width'" if law == "limit" else "check the architecture and its sizes"
-        cause += f"{DIRECTIONS[worst]}: {remedy}"
-    verdicts = [at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, cause)]
-    if SCATTER in table.index:
-        largest, moved = _largest(table.loc[[SCATTER]])
-        advice = (
-            f"the networks scatter more than the posterior of {moved} by this factor: layers of a network are not "
-            "independent, and fewer can be fitted, as by `data.isel(layer=slice(2))`; or networks have different "
-            "parameters, as by `models.hierarchical`"
-        )
-        bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * networks))
-        verdicts.append(at_most("calibrated", "scatter of networks", largest, bound, advice))
-    return verdicts, notes
-
-
-def _seen(table: pd.DataFrame) -> pd.DataFrame:
-    """The directions with a significant misfit."""
-    tests = table.drop(index=[*OMISSIONS, SCATTER], errors="ignore")
-    return tests.loc[[name for name, p in tests["p"].to_dict().items() if p * len(tests) < LEVEL]]
-
-
-def _largest(table: pd.DataFrame) -> tuple[float, str]:
+def _largest(rows: pd.DataFrame) -> tuple[float, str]:
     """The largest move, and the parameter that it moves; 0 and no name if there is none."""
-    of_each = table.drop(columns=["effect", "z", "p"]).abs().max()
-    if of_each.isna().all():
+    of_parameter = rows.drop(columns=["effect", "z", "p"]).abs().max()
+    if of_parameter.isna().all():
         return 0.0, ""
-    return float(of_each.max()), str(of_each.idxmax())
+    return float(of_parameter.max()), str(of_parameter.idxmax())

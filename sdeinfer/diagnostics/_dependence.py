@@ -13,21 +13,18 @@ from scipy import stats
 
 
 class Dependence(NamedTuple):
-    """Tests of branches, or of pairs of them: mean squared canonical correlations beyond m/n, and p-values."""
+    """The most significant test of some branches, or pairs of them: the mean squared canonical correlation beyond m/n.
 
-    where: list[tuple[int, ...]]
-    shares: Float[np.ndarray, " tests"]
-    p: Float[np.ndarray, " tests"]
+    Of tests without a p above 0 it is that of the largest share; p counts all tests by Bonferroni's bound.
+    """
 
-    @property
-    def worst(self) -> tuple[tuple[int, ...], float, float]:
-        """The most significant test, or of those without a p above 0 that of the largest share; p by Bonferroni."""
-        worst = int(np.lexsort((-self.shares, self.p))[0])
-        return self.where[worst], float(self.shares[worst]), min(1.0, float(self.p[worst]) * len(self.where))
+    where: tuple[int, ...]
+    share: float
+    p: float
 
 
 def dependence_on_input(data: xr.Dataset) -> Dependence:
-    """Whether the increments of each branch depend linearly on what it reads.
+    """Whether the increments of a branch depend linearly on what it reads.
 
     Given what is read, and the hidden features, the columns of Δ are independent normals, so that −log Λ is that of
     normal rows whatever U.
@@ -63,10 +60,12 @@ def _dependence(
     B: Float[np.ndarray, "networks tests m m"],
     width: Int[np.ndarray, " networks"],
 ) -> Dependence:
-    """Shares, and p-values of −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), with χ² of m² degrees of freedom (Bartlett)."""
+    """By −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), χ² with m² degrees of freedom (Bartlett)."""
     m = A.shape[-1]
     R = np.linalg.solve(A, C) @ np.linalg.solve(B, np.swapaxes(C, -1, -2))
     _, log_det = np.linalg.slogdet(np.eye(m) - R)
     statistic = -((width - m - 0.5)[:, None] * log_det).sum(0)
     shares = np.trace(R, axis1=-2, axis2=-1).mean(0) / m - np.mean(m / width)
-    return Dependence(where, shares, stats.chi2.sf(statistic, len(width) * m**2))
+    p = stats.chi2.sf(statistic, len(width) * m**2)
+    worst = int(np.lexsort((-shares, p))[0])
+    return Dependence(where[worst], float(shares[worst]), min(1.0, float(p[worst]) * len(where)))

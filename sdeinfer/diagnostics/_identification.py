@@ -7,10 +7,10 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
-from sdeinfer.diagnostics._innovations import inverse_of, score_sums
-from sdeinfer.diagnostics._posterior import FittedPosterior
-from sdeinfer.diagnostics._summary import draws_of
-from sdeinfer.diagnostics._thresholds import CONTRACTION
+from sdeinfer.diagnostics._posterior import has_prior
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._summary import draws_of, identified_of
+from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT, MANY, PRECISE
 from sdeinfer.diagnostics._verdict import Verdict, at_least
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
@@ -39,59 +39,59 @@ def identification(
         the posterior to the prior, `to_prior`, and to the likelihood, `to_likelihood`; the latter only if the posterior
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
-    posterior = FittedPosterior.of(post, data, architecture)
-    information = score_sums(posterior).information if posterior.one_layer and posterior.kind is not None else None
-    return identification_of(posterior, information)
+    residuals = Residuals.of(post, data, architecture)
+    information = residuals.sums.information if residuals.one_layer and residuals.kind is not None else None
+    table = identification_of(residuals, information)
+    return table.assign(**_sensitivities(residuals)) if "networks" in table else table
 
 
-def identification_of(posterior: FittedPosterior, information: np.ndarray | None) -> pd.DataFrame:
+def identification_of(residuals: Residuals, information: np.ndarray | None) -> pd.DataFrame:
     """The table of `identification`, from the Fisher information on all coordinates; None if it is not known."""
-    names, kind = posterior.identified, posterior.kind
-    known = {} if kind is None else kind.coordinates.sampled
+    names, known = identified_of(residuals.tree), {} if residuals.kind is None else residuals.coordinates
     # A site of a custom program has no other coordinate.
     real = {name: known[name].to_real if name in known else np.asarray for name in names}
-    draws = {group: draws_of(posterior.tree, group) for group in ("prior", "posterior")}
+    draws = {group: draws_of(residuals.tree, group) for group in ("prior", "posterior")}
     sd = {group: [real[name](dataset[name].values).std() for name in names] for group, dataset in draws.items()}
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
-    if information is None or not posterior.one_layer or not names:
+    if information is None or not residuals.one_layer or not names:
         return table
-    free = [name for name in known if name not in posterior.fixed]
-    taken, places = [list(known).index(name) for name in free], [free.index(name) for name in names]
-    information = information[np.ix_(taken, taken)]
+    places = [list(known).index(name) for name in names]
     # The identified coordinates have a flat prior for `information`, all others and those of `expected` their own.
-    prior = np.array([posterior.priors[name][1] for name in free]) ** -2
-    flat = prior.copy()
-    flat[places] = 1e-9
-    table["information"] = np.sqrt(np.diag(inverse_of(information + np.diag(flat))))[places]
-    together = np.diag(inverse_of(information + np.diag(prior)))[places]
+    flat = residuals.precision.copy()
+    flat[places] = FLAT
+    table["information"] = np.sqrt(np.diag(residuals.covariance(information, flat)))[places]
+    together = np.diag(residuals.covariance(information, residuals.precision))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
-    table["networks"] = (table["information"] / 0.1) ** 2
-    return table.assign(**_sensitivities(posterior))
+    table["networks"] = (table["information"] / PRECISE) ** 2
+    return table
 
 
-def of_identification(table: pd.DataFrame) -> dict[str, Verdict]:
-    """Verdicts on what the data identify, from the table of `identification`."""
+def contractions_of(residuals: Residuals) -> dict[str, Verdict]:
+    """Whether the data identify each parameter; not known without draws of the prior."""
+    if not has_prior(residuals.tree):
+        return {}
+    table = identification_of(residuals, residuals.sums.information if residuals.known else None)
     verdicts = {}
     for name in table.index:
         advice = f"the data hardly identify {name}"
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
-            remedy = f"10 % precision takes about {two_digits} times as many" if times < 1e6 else "nor would more"
+            remedy = f"10 % precision takes about {two_digits} times as many" if times < MANY else "nor would more"
             advice += f"; {remedy} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)
     return verdicts
 
 
-def _sensitivities(posterior: FittedPosterior) -> dict[str, float | list[float]]:
+def _sensitivities(residuals: Residuals) -> dict[str, float | list[float]]:
     """Sensitivity of the posterior to the prior and to the likelihood by power-scaling, NaN where it has none."""
-    tree, names, sensitivities = posterior.tree, posterior.identified, {}
+    tree, names, sensitivities = residuals.tree, identified_of(residuals.tree), {}
     if ADJUSTED_LIKELIHOOD in tree.children:
         # The sensitivity is that of the posterior, whose likelihood is the adjusted one.
         tree = tree.assign({"log_likelihood": tree[ADJUSTED_LIKELIHOOD]})
-    networks = posterior.data.sizes["network"]
+    networks = residuals.data.sizes["network"]
     whole = int(tree.attrs.get("networks", networks)) == networks
     for scaled in ("prior", "likelihood") if whole else ("prior",):
         if f"log_{scaled}" not in tree.children:

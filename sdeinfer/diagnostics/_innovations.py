@@ -12,28 +12,25 @@ A_k = Σ (a_k μ′/σ + c_k (log σ²)′/2) (Neyman's C(α)). Each direction d
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
-import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy import stats
 
 from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
-from sdeinfer.covariance._matrix import pairs, tokens_of, unvech, vech
+from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.diagnostics._posterior import FittedPosterior
+from sdeinfer.diagnostics._thresholds import CLIP
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
 from sdeinfer.infer._sandwich import omitted_order
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood import any_transitions, with_pattern
-from sdeinfer.likelihood._transitions import Path, used_of
+from sdeinfer.likelihood._transitions import Path
 
 DIRECTIONS = {
     "growth": "V grows or shrinks as a whole: λ² + γ² = 1 does not hold, the weights have another variance, or "
@@ -51,84 +48,8 @@ DIRECTIONS = {
 OMISSIONS = ("omitted order of the softmax", "finite width")
 """Omissions of a law, whose sizes are known; posterior standard deviations include the first."""
 
-
-def innovation_tests(
-    post: xr.DataTree, data: xr.Dataset | None = None, architecture: AbstractLayer | None = None
-) -> pd.DataFrame:
-    """Test the innovations of every layer at the posterior mean, in each direction.
-
-    Arguments:
-        post: the result of `fit` to networks observed at every layer.
-        data: the data that were fitted, to be compared with those in the posterior, as in `check`.
-        architecture: the kind of layer, where the posterior's attributes do not name one that is known.
-
-    Returns:
-        One row per direction, with columns `effect`, the root mean square of the misfit over layers, in standard
-        deviations of a layer's increments, without the part that the parameters absorb; `z`, its deviation from zero in
-        standard errors; and the two-sided `p`.
-    """
-    return score_sums(FittedPosterior.of(post, data, architecture)).tests
-
-
-def score_sums(posterior: FittedPosterior) -> "ScoreSums":
-    """The sums over the innovations of all distinct layers, of the data in a posterior."""
-    kind = posterior.known_kind
-    parts = [ScoreSums.of(path, law, Omissions.of(kind, law, posterior.law)) for path, law in laws_of(posterior)]
-    sums = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
-    # A fit of data in chunks keeps some of its transitions: moves and sds are of all, tests of those kept.
-    count = int(used_of(posterior.data).sum())
-    times = float(posterior.tree.attrs.get("used_transitions", count)) / count
-    names = ("along", "score", "information", "scatter", "of_networks", "omitted", "completed")
-    return sums._replace(**{name: times * getattr(sums, name) for name in names})
-
-
-def laws_of(posterior: FittedPosterior) -> Iterator[tuple[Path, LawAt]]:
-    """Iterate over the distinct layers: the transitions of a layer's networks, and the law at its posterior mean."""
-    kind = posterior.known_kind
-    path = any_transitions(with_pattern(posterior.data, kind.pattern), kind.other_terms)
-    layers = posterior.tree["layers"].to_dataset()
-    u = kind.coordinates.unconstrained({name: layers[name].values for name in kind.coordinates.declared}).T
-    points, number = np.unique(u, axis=0, return_inverse=True)
-    for index, point in enumerate(points):
-        transitions = path.of_networks(np.flatnonzero(number.reshape(-1) == index))
-        if len(transitions):
-            yield transitions, law_at(kind, point, widths=np.unique(transitions.width), law=posterior.law)
-
-
-def clipped(y: np.ndarray) -> np.ndarray:
-    """Innovations of which no outlier masks others; under the law one in two million exceeds 5."""
-    return np.clip(y, -5.0, 5.0)
-
-
-class Omissions(NamedTuple):
-    """Terms that a law omits, of known size: the next order of the softmax, and the width by the limit's law."""
-
-    tau0: float  # the smallest of the layer; +∞ without attention
-    exact: LawAt | None  # the law of finite width at the same parameters, where the limit's was fitted
-
-    @classmethod
-    def of(cls, kind: AbstractLayer, layer_law: LawAt, law: str) -> "Omissions":
-        """The omissions of a law of one kind of layer."""
-        values = kind.coordinates.constrained(layer_law.u)
-        tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)
-        exact = None
-        if law == "limit" and kind.pattern.everything:
-            # A layer of a user may have no law of finite width.
-            with contextlib.suppress(InputError):
-                exact = law_at(kind, layer_law.u, widths=layer_law.widths, law="finite-width")
-        return cls(tau0, exact)
-
-    def at(self, path: Path, batch: Innovations, law: LawAt) -> tuple[np.ndarray, np.ndarray]:
-        """Omitted means, in standard deviations, and omitted relative variances; shape (transitions, p, omissions)."""
-        zero = np.zeros_like(batch.y)
-        softmax = (zero, zero) if math.isinf(self.tau0) else omitted_order(path, batch, law, self.tau0)
-        width = (zero, zero)
-        if self.exact is not None:
-            number = path.width_index(law.widths, batch.transitions)
-            fitted, exact = (mean_and_variance(batch.terms, x.moments.at(number)) for x in (law, self.exact))
-            width = ((exact[0] - fitted[0]) / batch.sd, exact[1] / fitted[1] - 1)
-        mean, variance = (np.stack(part, axis=-1) for part in zip(softmax, width, strict=True))
-        return mean, variance
+type Weights = tuple[Float[np.ndarray, "transitions p some"], Float[np.ndarray, "transitions p some"]]
+"""Shifts a of the means, in standard deviations, and c of the relative variances."""
 
 
 class ScoreSums(NamedTuple):
@@ -148,12 +69,14 @@ class ScoreSums(NamedTuple):
     layers: int
 
     @classmethod
-    def of(cls, path: Path, law: LawAt, omissions: Omissions) -> "ScoreSums":
-        """The sums over the layers of a path.
+    def of(cls, path: Path, law: LawAt, kind: AbstractLayer, fitted: str) -> "ScoreSums":
+        """The sums over the layers of a path, whose law was fitted as "finite-width" or "limit".
 
         Scores have an axis of the parameters, the omissions, which have known sizes up to factors of about 1 and are
         estimated as parameters, and the directions.
         """
+        exact, values = exact_law(law, kind) if fitted == "limit" else None, kind.coordinates.constrained(law.u)
+        tau0 = min((float(values[name]) for name in kind.coordinates.temperatures), default=math.inf)
         parameters, known = np.s_[: len(law.u)], np.s_[: len(law.u) + len(OMISSIONS)]
         omitted, tested = np.s_[parameters.stop : known.stop], np.s_[known.stop :]
         count = known.stop + len(DIRECTIONS)
@@ -163,10 +86,10 @@ class ScoreSums(NamedTuple):
         sums, overlap, follow = np.zeros((2, path.covariance.shape[-1] ** 2)), 0.0, 0
         for batch in innovations(path, law):
             spectrum = path.coordinates(batch.transitions)
-            batch = batch._replace(y=clipped(batch.y))  # noqa: PLW2901
+            batch = batch._replace(y=np.clip(batch.y, -CLIP, CLIP))  # noqa: PLW2901
             parts = (
                 (batch.mean, batch.log_variance),
-                omissions.at(path, batch, law),
+                omitted_weights(path, batch, law, tau0=tau0, exact=exact),
                 direction_weights(path, batch, spectrum),
             )
             mean, log_variance = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
@@ -174,7 +97,7 @@ class ScoreSums(NamedTuple):
             s = joint.score
             before, now = successive(path, batch, spectrum)
             s[:, -1] = (before * now).sum(axis=1)
-            sums += np.stack([before.sum(axis=0), now.sum(axis=0)])
+            sums += [before.sum(axis=0), now.sum(axis=0)]
             overlap += (before[1:] * now[:-1]).sum()
             following = np.count_nonzero(s[:, -1])
             follow += following
@@ -188,9 +111,9 @@ class ScoreSums(NamedTuple):
         score[-1] -= (sums[0] @ sums[1] - overlap) / max(follow, 1)
         along, own_information = information[tested, known], information[parameters, parameters]
         projected = along @ inverse_of(information[known, known] + np.eye(known.stop))
-        exact = own_information
-        if omissions.exact is not None:
-            exact = np.sum([batch.information for batch in innovations(path, omissions.exact)], axis=0)
+        completed = [own_information, own_information]
+        if exact is not None:
+            completed[1] = np.sum([batch.information for batch in innovations(path, exact)], axis=0)
         of_known = (projected @ squares[known, known] * projected).sum(axis=1)
         return cls(
             corrected=score[tested] - projected @ score[known],
@@ -202,17 +125,21 @@ class ScoreSums(NamedTuple):
             scatter=squares[parameters, parameters],
             of_networks=network_scores.T @ network_scores,
             omitted=information[omitted, parameters],
-            completed=np.stack([own_information, exact]),
+            completed=np.stack(completed),
             noise=noise,
             layers=len(path),
         )
 
     @property
+    def tested(self) -> Bool[np.ndarray, " directions"]:
+        """The directions that these networks can show."""
+        return (self.squares > 0) & (self.sizes > 0)
+
+    @property
     def tests(self) -> pd.DataFrame:
         """The table of `innovation_tests`."""
-        tested = (self.squares > 0) & (self.sizes > 0)
-        corrected, squares, sizes = (x[tested] for x in (self.corrected, self.squares, self.sizes))
-        names = [name for name, is_tested in zip(DIRECTIONS, tested, strict=True) if is_tested]
+        corrected, squares, sizes = (x[self.tested] for x in (self.corrected, self.squares, self.sizes))
+        names = list(itertools.compress(DIRECTIONS, self.tested))
         z = corrected / np.sqrt(squares)
         columns = {"effect": corrected / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
         return pd.DataFrame(columns, index=pd.Index(names, name="direction"))
@@ -225,7 +152,28 @@ class ScoreSums(NamedTuple):
         return max(1.0, float(scatter / information)) if information > 0 else 1.0
 
 
-def inverse_of(information: np.ndarray) -> np.ndarray:
+def exact_law(law: LawAt, kind: AbstractLayer) -> LawAt | None:
+    """The law of finite width at the same parameters, if the layer has one, as one of a user may not."""
+    if kind.pattern.everything:
+        with contextlib.suppress(InputError):
+            return law_at(kind, law.u, widths=law.widths, law="finite-width")
+    return None
+
+
+def omitted_weights(path: Path, batch: Innovations, law: LawAt, *, tau0: float, exact: LawAt | None) -> Weights:
+    """Omitted means, in standard deviations, and omitted relative variances, of known size."""
+    zero = np.zeros_like(batch.y)
+    softmax = (zero, zero) if math.isinf(tau0) else omitted_order(path, batch, law, tau0)
+    width = (zero, zero)
+    if exact is not None:
+        number = path.width_index(law.widths, batch.transitions)
+        fitted, whole = (mean_and_variance(batch.terms, x.moments.at(number)) for x in (law, exact))
+        width = ((whole[0] - fitted[0]) / batch.sd, whole[1] / fitted[1] - 1)
+    mean, variance = (np.stack(part, axis=-1) for part in zip(softmax, width, strict=True))
+    return mean, variance
+
+
+def inverse_of(information: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
     """The inverse of a positive definite matrix.
 
     Exploding networks, and nearly equal tokens, make an information so ill-conditioned that small eigenvalues are lost
@@ -237,15 +185,28 @@ def inverse_of(information: np.ndarray) -> np.ndarray:
     return inverse
 
 
-def direction_weights(
-    path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum
-) -> tuple[Float[np.ndarray, "transitions p directions"], Float[np.ndarray, "transitions p directions"]]:
+def changes_of(path: Path, law: LawAt) -> Float[np.ndarray, "transitions m m"]:
+    """The innovations of a path as changes of V: Q Z Qᵀ for symmetric Z, of unit variance off the diagonal."""
+    changes = np.empty((len(path), path.tokens, path.tokens))
+    for batch in innovations(path, law):
+        spectrum = path.coordinates(batch.transitions)
+        changes[batch.transitions] = coloured(spectrum, np.clip(batch.y, -CLIP, CLIP))
+    return changes
+
+
+def coloured(spectrum: Spectrum | PatternSpectrum, y: np.ndarray) -> np.ndarray:
+    """Innovations, shape (transitions, p), as changes of V."""
+    rows, columns = pairs(spectrum.tokens)
+    return spectrum.colour(unvech(y * np.where(rows == columns, np.sqrt(2), 1.0)))
+
+
+def direction_weights(path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum) -> Weights:
     """Weights a and c of each direction; those of the last, which are not functions of one layer, are 0."""
     e = batch.terms.mixing
     if isinstance(spectrum, PatternSpectrum):
         growth, spread, diagonal = _pattern_weights(path.starts(batch.transitions), spectrum)
     else:
-        rows, columns = pairs(tokens_of(e.shape[1]))
+        rows, columns = pairs(spectrum.tokens)
         growth = diagonal = np.broadcast_to(np.where(rows == columns, 1.0, 0.0), e.shape)
         spread = diagonal * np.sqrt(e / 2)
     drift = batch.terms.drift
@@ -256,25 +217,21 @@ def direction_weights(
     return _at_most_one(of_mean / batch.sd[..., None]), _at_most_one(of_variance)
 
 
-def successive(
-    path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum
-) -> tuple[Float[np.ndarray, "transitions entries"], Float[np.ndarray, "transitions entries"]]:
-    """The innovations of each preceding layer and of each layer, as matrices in the coordinates V^(−½) dV V^(−½).
+def successive(path: Path, batch: Innovations, spectrum: Spectrum | PatternSpectrum) -> np.ndarray:
+    """The innovations of each preceding layer and of each layer, shape (2, transitions, m²), as V^(−½) dV V^(−½).
 
     These do not depend on the order of the tokens. Products have the variance p. Both are 0 where no layer precedes in
     the block.
     """
     chosen = batch.transitions
     follows = (np.diff(path.network[chosen]) == 0) & (np.diff(path.layer[chosen]) == 1)
-    rows, columns = pairs(tokens_of(batch.y.shape[1]))
-    y = spectrum.colour(unvech(batch.y * np.where(rows == columns, np.sqrt(2), 1.0)))
-    L = spectrum.cholesky[1:][follows]
+    L, changes = spectrum.cholesky[1:][follows], coloured(spectrum, batch.y)
     values, axes = np.linalg.eigh(L @ L.mT)
     inverse_root = axes / np.sqrt(np.maximum(values, np.finfo(float).tiny))[:, None, :] @ axes.mT
-    matrices = np.zeros((2, len(y), L.shape[-1] ** 2))
-    for place, S in enumerate((y[:-1], y[1:])):
-        matrices[place, 1:][follows] = (inverse_root @ S[follows] @ inverse_root).reshape(-1, L.shape[-1] ** 2)
-    return matrices[0] / np.sqrt(2), matrices[1] / np.sqrt(2)
+    matrices = np.zeros((2, *changes.shape))
+    for place, S in enumerate((changes[:-1], changes[1:])):
+        matrices[place, 1:][follows] = inverse_root @ S[follows] @ inverse_root
+    return matrices.reshape(2, len(changes), -1) / np.sqrt(2)
 
 
 def _at_most_one(weights: np.ndarray) -> np.ndarray:
@@ -282,9 +239,7 @@ def _at_most_one(weights: np.ndarray) -> np.ndarray:
     return weights / np.sqrt(1 + (weights**2).sum(axis=1, keepdims=True))
 
 
-def _pattern_weights(
-    V: Float[np.ndarray, "transitions m m"], spectrum: PatternSpectrum
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pattern_weights(V: np.ndarray, spectrum: PatternSpectrum) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The directions of V and V H V in the coordinates of a pattern, and the weight of each entry on the diagonal.
 
     Without a mask the directions are diagonal: the identity and δ/m.

@@ -8,36 +8,37 @@ from different covariances: those that start from the same tokens and share weig
 """
 
 import numpy as np
-from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.covariance._matrix import pairs, unvech
-from sdeinfer.diagnostics._innovations import clipped, laws_of
-from sdeinfer.diagnostics._posterior import FittedPosterior
-from sdeinfer.diagnostics._thresholds import SHARED, SHARED_LEVEL
-from sdeinfer.diagnostics._verdict import Verdict, at_most
-from sdeinfer.infer import innovations
-from sdeinfer.infer._innovations import LawAt
-from sdeinfer.likelihood._transitions import Path
+from sdeinfer.diagnostics._innovations import changes_of
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._thresholds import PAIRED, SAME_START, SHARED, SHARED_LEVEL
+from sdeinfer.diagnostics._verdict import Check, at_most
 
 
-def of_shared_noise(posterior: FittedPosterior) -> list[Verdict]:
+def of_shared_noise(residuals: Residuals) -> Check:
     """The verdict on the independence of networks, if some start from different covariances.
 
     The correlation is the mean over pairs of networks and layers, by the more significant of two statistics: all
     entries of an increment of V, and its trace.
     """
     sums = np.zeros((2, 3))
-    for path, law in laws_of(posterior):
+    for path, law in residuals.laws:
         count = len(path.width)
-        sample = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, 64)).astype(int)))
-        pairs_of_networks = _different(sample.covariance[:, 0])
-        if len(pairs_of_networks[0]):
-            noise = _noise(sample, law)
+        sample = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, PAIRED)).astype(int)))
+        V, (first, second) = sample.covariance[:, 0], np.triu_indices(len(sample.width), 1)
+        different = np.abs(V[first] - V[second]).max(axis=(-2, -1)) > SAME_START * np.abs(V).max()
+        if different.any():
+            # Relative to the norms of the tokens; NaN where no transition was used.
+            noise = np.full(sample.covariance[:, 1:].shape, np.nan)
+            norms = np.sqrt(np.diagonal(sample.starts(slice(None)), axis1=-2, axis2=-1))
+            relative = changes_of(sample, law) / (norms[:, :, None] * norms[:, None, :])
+            noise[sample.network, sample.layer] = relative
             traces = np.trace(noise, axis1=-2, axis2=-1)[..., None]
-            sums += [_products(values, *pairs_of_networks) for values in (noise.reshape(*noise.shape[:2], -1), traces)]
+            entries = noise.reshape(*noise.shape[:2], -1)
+            sums += [_products(values, first[different], second[different]) for values in (entries, traces)]
     if not (sums[:, 2] > 0).all():
-        return []
+        return Check()
     total, variance, largest = sums.T
     p = stats.norm.sf(total / np.sqrt(variance))
     first = int(np.argmin(p))
@@ -46,32 +47,10 @@ def of_shared_noise(posterior: FittedPosterior) -> list[Verdict]:
         "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
         "dimension of their own, shape (networks, layers, prompts, tokens, width)"
     )
-    return [at_most("calibrated", "correlation between networks", correlation, SHARED, advice)]
+    return Check((at_most("calibrated", "correlation between networks", correlation, SHARED, advice),))
 
 
-def _noise(path: Path, law: LawAt) -> Float[np.ndarray, "networks layers m m"]:
-    """Innovations of V relative to the norms of the tokens; NaN where no transition was used."""
-    noise = np.full((len(path.width), len(path.gap), path.tokens, path.tokens), np.nan)
-    rows, columns = pairs(path.tokens)
-    for batch in innovations(path, law):
-        y = clipped(batch.y) * np.where(rows == columns, np.sqrt(2.0), 1.0)
-        changes = path.coordinates(batch.transitions).colour(unvech(y))
-        norms = np.sqrt(np.diagonal(path.starts(batch.transitions), axis1=-2, axis2=-1))
-        relative = changes / (norms[:, :, None] * norms[:, None, :])
-        noise[path.network[batch.transitions], path.layer[batch.transitions]] = relative
-    return noise
-
-
-def _different(V: Float[np.ndarray, "networks m m"]) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of networks that start from different covariances."""
-    first, second = np.triu_indices(len(V), 1)
-    different = np.abs(V[first] - V[second]).max(axis=(-2, -1)) > 1e-4 * np.abs(V).max()
-    return first[different], second[different]
-
-
-def _products(
-    noise: Float[np.ndarray, "networks layers entries"], first: np.ndarray, second: np.ndarray
-) -> Float[np.ndarray, "3"]:
+def _products(noise: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Sums over pairs of networks, of products of their differences: total, its variance, and products of norms.
 
     The products of different pairs, and of layers that are not neighbours, are uncorrelated for independent networks.

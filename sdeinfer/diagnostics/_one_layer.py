@@ -3,33 +3,29 @@
 import numpy as np
 from scipy import stats
 
+from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE
-from sdeinfer.diagnostics._verdict import Verdict, at_most
+from sdeinfer.diagnostics._verdict import Check, at_most
 
 
-def of_unlike_layers(noise: np.ndarray, tokens: int, layers: np.ndarray) -> list[Verdict]:
-    """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers.
-
-    Arguments:
-        noise: `ScoreSums.noise`.
-        tokens: number of tokens m; a transition has m(m + 1)/2 innovations.
-        layers: numbers of the observed layers, one more than there are transitions of a network.
-    """
-    count, total, squares = noise
+def of_unlike_layers(residuals: Residuals) -> Check:
+    """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers."""
+    count, total, squares = residuals.sums.noise
     tested = np.flatnonzero(count >= FEWEST_OF_A_LAYER)
     if len(tested) < 2:
-        return []
+        return Check()
     mean = total[tested] / count[tested]
     ratio = mean / (total.sum() / count.sum())
-    # The mean of y² has the relative variance 2/p for normal innovations, and a larger one in narrow networks.
+    # The mean of y² has the relative variance 2/p for p = m(m + 1)/2 normal innovations, and more in narrow networks.
+    tokens = residuals.data.sizes["token_a"]
     spread = np.maximum(squares[tested] / count[tested] / mean**2 - 1, 4 / (tokens * (tokens + 1)))
     away = np.abs(np.log(ratio))
     z = away / np.sqrt(spread / count[tested])
     size = np.where(2 * stats.norm.sf(z) * len(tested) < LEVEL, np.exp(away), 1.0)
     worst = int(np.argmax(size))
-    start, end = layers[tested[worst] : tested[worst] + 2]
+    start, end = residuals.data["layer"].values[tested[worst] : tested[worst] + 2]
     advice = (
         f"from layer {start} to {end} the noise is {ratio[worst]:.2g} times that of all layers: a state between them "
         "was not observed, or this layer is not like the others"
     )
-    return [at_most("calibrated", "noise of one layer", size[worst], NOISE, advice)]
+    return Check((at_most("calibrated", "noise of one layer", size[worst], NOISE, advice),))

@@ -1,117 +1,15 @@
-"""A posterior as the diagnostics read it: draws, parameters, priors, and the data that were fitted.
-
-Tests: `tests/diagnostics/test_consequences.py`.
-"""
-
-import dataclasses
-import functools
+"""A posterior with its axis of chains, and the data in it. Tests: `tests/diagnostics/test_check.py`."""
 
 import numpy as np
 import xarray as xr
 
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._summary import fixed_of, identified_of, with_chain
-from sdeinfer.infer._assume import architecture_of
-from sdeinfer.layers import AbstractLayer, template
-from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
+from sdeinfer.diagnostics._summary import with_chain
+from sdeinfer.diagnostics._thresholds import SAME
 from sdeinfer.likelihood._transitions import USED
 from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import validate_labels
 from sdeinfer.observation._doubts import labels_of
-
-PRIOR_SD = 1.5
-"""Standard deviation of a coordinate on the real line, about 0, by the default priors."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FittedPosterior:
-    """The result of a fit of covariances; what is derived from it is computed once.
-
-    Attributes:
-        tree: the result of the fit, with its axis of chains.
-        data: the data in it, with the transitions that the fit used.
-        kind: the kind of layer; None for a custom layer that is not given.
-    """
-
-    tree: xr.DataTree
-    data: xr.Dataset
-    kind: AbstractLayer | None
-
-    @classmethod
-    def of(
-        cls,
-        post: xr.DataTree,
-        data: xr.Dataset | None = None,
-        architecture: AbstractLayer | type[AbstractLayer] | None = None,
-    ) -> "FittedPosterior":
-        """Read a posterior."""
-        tree = with_chains(post)
-        data = fitted_data(tree, data)
-        name = tree.attrs.get("architecture")
-        if architecture is None:
-            return cls(tree, data, architecture_in(tree.attrs) if name in ARCHITECTURES else None)
-        kind = architecture_of(data, architecture)
-        if kind.name != name:
-            raise InputError(f"architecture: the fit is of {name}, got {kind.name}")
-        return cls(tree, data, kind)
-
-    @property
-    def known_kind(self) -> AbstractLayer:
-        """The kind of layer; raises an InputError if it is not known."""
-        if self.kind is None:
-            raise InputError(f"architecture: give the layer, architecture={self.tree.attrs.get('architecture')}")
-        return self.kind
-
-    @property
-    def law(self) -> str:
-        """The law that was fitted, "finite-width" or "limit"."""
-        return str(self.tree.attrs.get("law", "limit"))
-
-    @property
-    def one_layer(self) -> bool:
-        """Whether one layer was fitted to all networks, observed at every layer."""
-        return self.tree.attrs.get("model") == "full_path"
-
-    @functools.cached_property
-    def fixed(self) -> dict[str, float]:
-        """As `fixed_of`."""
-        return fixed_of(self.tree)
-
-    @functools.cached_property
-    def identified(self) -> list[str]:
-        """As `identified_of`."""
-        return identified_of(self.tree)
-
-    @functools.cached_property
-    def priors(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation of each coordinate on the real line by its prior, from the draws of the fit.
-
-        They are those of the kind of layer and of all named architectures. A coordinate without draws, as one that only
-        another architecture has, has the default priors'. A fixed one has its value and a standard deviation of 0.
-        """
-        kinds = [template(name) for name in ARCHITECTURES] + ([] if self.kind is None else [self.kind])
-        draws = self.tree["prior"].to_dataset() if "prior" in self.tree.children else {}
-        moments = {}
-        for name, parameter in {k: v for kind in kinds for k, v in kind.coordinates.sampled.items()}.items():
-            if name in self.fixed:
-                moments[name] = float(parameter.to_real(np.float64(self.fixed[name]))), 0.0
-            elif name in draws and draws[name].size:
-                real = np.asarray(parameter.to_real(draws[name].values))
-                moments[name] = float(real.mean()), float(real.std())
-            else:
-                moments[name] = 0.0, PRIOR_SD
-        return moments
-
-    @functools.cached_property
-    def sds(self) -> dict[str, float]:
-        """Posterior standard deviation of each coordinate on the real line; NaN for what is no site of one number."""
-        draws = self.tree["posterior"].to_dataset()
-        return {
-            name: float(np.std(parameter.to_real(draws[name].values)))
-            if name in draws and draws[name].ndim == 2
-            else np.nan
-            for name, parameter in self.known_kind.coordinates.sampled.items()
-        }
 
 
 def with_chains(post: xr.DataTree) -> xr.DataTree:
@@ -174,7 +72,7 @@ def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:
     V, fitted = (dataset["covariance"].values.astype(np.float64) for dataset in (part, known))
     norms = np.sqrt(np.diagonal(fitted, axis1=-2, axis2=-1))
     # Equal covariances may have been stored in different types.
-    near = (np.abs(V - fitted) <= 1e-6 * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
+    near = (np.abs(V - fitted) <= SAME * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
     if not near.all():
         network, layer = np.argwhere(~near)[0]
         _require(False, f"network {labels[network]} differs at layer {layers[layer]:g}")  # noqa: FBT003

@@ -13,49 +13,64 @@ from jaxtyping import Float
 from scipy.stats import kstest, ttest_ind, wasserstein_distance
 
 from sdeinfer.diagnostics._posterior import require_groups
-from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FLOORS, LEVEL, NO_DRAW
-from sdeinfer.diagnostics._verdict import Verdict, at_least, at_most
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FEWEST_SMOOTHED, FLOORS, LEVEL, NO_DRAW
+from sdeinfer.diagnostics._verdict import Check, at_least, at_most
 from sdeinfer.infer._predictive import last_layer, law_of_predictions
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 
 DISTANCE = "distance from predictions, floors"
 
 
-def of_predictions(post: xr.DataTree) -> list[Verdict] | None:
-    """Verdicts on networks after the last layer; None without predictions at the draws that are left."""
+def of_last_layer(residuals: Residuals) -> Check:
+    """Whether networks agree with predictions; where every layer was observed, notes if they do not."""
+    predicted = of_predictions(residuals.tree)
+    if not residuals.every_layer:
+        return predicted
+    failed = [verdict for verdict in predicted.verdicts if not verdict.passed]
+    notes = [f"{verdict.name} {verdict.value:.2g}: {verdict.advice}" for verdict in failed]
+    return Check(of_draws(residuals.tree).verdicts, notes=tuple(notes), skipped=predicted.skipped)
+
+
+def of_predictions(post: xr.DataTree) -> Check:
+    """Verdicts on networks after the last layer."""
+    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
+        without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
+        return Check(skipped=(f"networks left out and distance from predictions: there are no {without}",))
     if not _has_predictions(post):
-        return None
+        reason = "no draw that is left has predictions; select by sel"
+        return Check(skipped=(f"networks left out and distance from predictions: {reason}",))
     _, predicted = _compared(post)
     if not np.isfinite(predicted["largest log-eigenvalue"]).any():
         advice = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
-        return [at_most("agrees with the theory", DISTANCE, np.inf, FLOORS, advice)]
-    law = in_words(post)
+        return Check((at_most("agrees with the theory", DISTANCE, np.inf, FLOORS, advice),))
+    replicates = "paths of the SDE" if law_of_predictions(post) == "limit" else "networks of the fit"
     verdicts = []
     if post["observed_data"].sizes["network"] >= FEWEST_NETWORKS:
         transforms = left_out_transforms(post).items()
         p_values = pd.Series({column: float(kstest(u, "uniform").pvalue) for column, u in transforms}).dropna()
         if len(p_values):  # none is known where no draw has finite predictions for every network
-            advice = f"{p_values.idxmin()} after the last layer varies between networks otherwise than {law} predict"
-            p = min(1.0, p_values.min() * len(p_values))
+            name, p = p_values.idxmin(), min(1.0, p_values.min() * len(p_values))
+            advice = f"{name} after the last layer varies between networks otherwise than {replicates} predict"
             verdicts.append(at_least("calibrated", "networks left out, p", p, LEVEL, advice))
     distances = distance_from_theory(post)
     ratio = (distances["wasserstein"] / distances["floor"]).fillna(0.0)  # 0/0 where all are equal
     far = distances.loc[ratio.idxmax()]
     advice = (
-        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from {law}, where samples of one law "
-        f"would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
+        f"{ratio.idxmax()} after the last layer is {far['wasserstein']:.2g} sds from {replicates}, where samples of "
+        f"one law would be {far['floor']:.2g}: another architecture, or networks too narrow for the limit"
     )
-    return [*verdicts, at_most("agrees with the theory", DISTANCE, ratio.max(), FLOORS, advice)]
+    return Check((*verdicts, at_most("agrees with the theory", DISTANCE, ratio.max(), FLOORS, advice)))
 
 
-def of_draws(post: xr.DataTree) -> list[Verdict]:
+def of_draws(post: xr.DataTree) -> Check:
     """A failed verdict if no draw of the posterior predicts the networks; none if one does.
 
     Networks of the fitted law at one draw have exactly the law of the observed ones if that draw is the truth, in and
     out of the range of the likelihood. The best of all draws counts: a wide posterior is no reason to fail.
     """
     if not _has_predictions(post) or law_of_predictions(post) == "limit":
-        return []
+        return Check()
     observed, replicated = _compared(post)
     p_values = {}
     for name, values in observed.items():
@@ -64,20 +79,15 @@ def of_draws(post: xr.DataTree) -> list[Verdict]:
             welch: Any = ttest_ind(values[None], draws, axis=1, equal_var=False)
             # Nothing is known of draws with replicates that explode.
             p_values[name] = np.nan_to_num(welch.pvalue, nan=1.0)
-    best = len(p_values) * np.min([*p_values.values()], axis=0).max() if p_values else 1.0
-    if best >= NO_DRAW:
-        return []
+    p = float(len(p_values) * np.min([*p_values.values()], axis=0).max()) if p_values else 1.0
+    if p >= NO_DRAW:
+        return Check()
     name = min(p_values, key=lambda name: p_values[name].max())
     advice = (
         f"no draw of the posterior predicts the mean of the {name} after the last layer, of networks that start as "
         "these do: they are not these layers, perhaps where the law is out of range and they were left out"
     )
-    return [at_least("agrees with the theory", "networks predicted by a draw, p", float(best), NO_DRAW, advice)]
-
-
-def in_words(post: xr.DataTree) -> str:
-    """The replicates with which the observed networks are compared."""
-    return "paths of the SDE" if law_of_predictions(post) == "limit" else "networks of the fit"
+    return Check((at_least("agrees with the theory", "networks predicted by a draw, p", p, NO_DRAW, advice),))
 
 
 def at_last_layer(post: xr.DataTree) -> xr.DataTree:
@@ -179,7 +189,7 @@ def _left_out_weights(post: xr.DataTree) -> Float[np.ndarray, "draws networks"]:
     weights.values = np.where(finite, weights.values, np.where(np.isfinite(least), least, 0.0))
     # The log likelihood of networks without used transitions is constant; their weights are equal.
     varies = np.ptp(weights.values, axis=0) > 0
-    if len(weights) >= 50 and varies.any():
+    if len(weights) >= FEWEST_SMOOTHED and varies.any():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)
             # The likelihood is constant below `Adjustment.least_tau0`; weights with a constant tail are not smoothed.

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from sdeinfer.diagnostics._posterior import FittedPosterior
+from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._thresholds import DEVIATIONS, FEWEST_OF_A_LAYER
-from sdeinfer.diagnostics._verdict import Verdict, at_most
+from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers._templates import is_named
 from sdeinfer.likelihood._transitions import used_of
 from sdeinfer.observation._dataset import SHORTCUT
@@ -15,20 +15,23 @@ BRANCHES = {"transformer": 2, "attention": 1, "feedforward": 1}
 """Residual branches of a layer by its architecture."""
 
 
-def of_shortcuts(posterior: FittedPosterior) -> list[Verdict]:
-    """The verdict on λ = √(1 − γ²) by the posterior against that by the hidden states.
+def of_shortcuts(residuals: Residuals) -> Check:
+    """The verdict on λ = √(1 − γ²) by the posterior against that by the hidden states, of transitions that were fitted.
 
     The last weights of a branch have mean 0 and are independent of what comes before, so that the mean of X_ℓ given
     X_ℓ₋₁ is λ^k X_ℓ₋₁ for a layer of k branches: exactly, at every width and in every range. The noise of V determines
     γ only for the sizes that were fitted, and for independent normal weights.
     """
-    kind = posterior.known_kind
-    branches = BRANCHES.get(kind.name) if is_named(kind) and posterior.one_layer else None
-    draws = posterior.tree["posterior"].to_dataset()
-    gamma = draws["gamma"].values if "gamma" in draws else np.array([posterior.fixed.get("gamma", np.nan)])
-    shortcuts = _shortcuts(posterior)
-    if branches is None or len(shortcuts) < FEWEST_OF_A_LAYER or np.isnan(gamma).any():
-        return []
+    kind, data, draws = residuals.known_kind, residuals.data, residuals.draws
+    observed = SHORTCUT in data.coords and set(data[SHORTCUT].dims) == {"network", "layer"}
+    if not observed or not residuals.one_layer or not is_named(kind) or kind.name not in BRANCHES:
+        return Check()
+    shortcuts = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
+    shortcuts = shortcuts[np.isfinite(shortcuts)]
+    gamma = draws["gamma"].values if "gamma" in draws else np.array([residuals.fixed.get("gamma", np.nan)])
+    if len(shortcuts) < FEWEST_OF_A_LAYER or np.isnan(gamma).any():
+        return Check()
+    branches = BRANCHES[kind.name]
     expected = (1 - gamma**2) ** (branches / 2)
     mean, error = float(shortcuts.mean()), float(shortcuts.std() / math.sqrt(len(shortcuts)))
     away = abs(mean - expected.mean()) / math.hypot(error, float(expected.std()))
@@ -38,13 +41,4 @@ def of_shortcuts(posterior: FittedPosterior) -> list[Verdict]:
         "fit: the layer has other sizes (heads, output projection, expansion), states between layers are missing, the "
         "softmax is out of range, weights are not drawn as independent normals, or λ² + γ² = 1 does not hold"
     )
-    return [at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice)]
-
-
-def _shortcuts(posterior: FittedPosterior) -> np.ndarray:
-    """The shortcuts of the transitions that were fitted, where they are known."""
-    data = posterior.data
-    if SHORTCUT not in data.coords or set(data[SHORTCUT].dims) != {"network", "layer"}:
-        return np.zeros(0)
-    shortcuts = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
-    return shortcuts[np.isfinite(shortcuts)]
+    return Check((at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice),))

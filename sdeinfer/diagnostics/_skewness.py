@@ -9,39 +9,34 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from sdeinfer.covariance._factors import whiten_by
-from sdeinfer.covariance._matrix import pairs, unvech
-from sdeinfer.diagnostics._innovations import clipped, laws_of
-from sdeinfer.diagnostics._posterior import FittedPosterior
-from sdeinfer.diagnostics._thresholds import SKEWNESS, SKEWNESS_LEVEL
-from sdeinfer.diagnostics._verdict import Verdict, at_most
-from sdeinfer.infer import innovations
+from sdeinfer.covariance._factors import cholesky_of, whiten_by
+from sdeinfer.diagnostics._innovations import changes_of
+from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._thresholds import SKEWED_DRAWS, SKEWED_TRANSITIONS, SKEWNESS, SKEWNESS_LEVEL
+from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks._sample import sample_layer
 
-TRANSITIONS, DRAWS = 4096, 16_384
-"""Largest numbers of transitions that are compared, and of exact layers that are drawn from their starts."""
 
-
-def of_skewness(posterior: FittedPosterior) -> list[Verdict]:
+def of_skewness(residuals: Residuals) -> Check:
     """The verdict on the third cumulant of increments; none where exact layers cannot be drawn."""
     difference, variance, expected = 0.0, 0.0, 0.0
-    for path, law in laws_of(posterior):
-        chosen = path.thinned(TRANSITIONS)
-        times = max(4, min(64, DRAWS // len(chosen)))
+    for path, law in residuals.laws:
+        chosen = path.thinned(SKEWED_TRANSITIONS)
+        times = max(4, min(64, SKEWED_DRAWS // len(chosen)))
         repeats = np.repeat(np.arange(len(chosen)), times)
         starts, widths = chosen.starts(repeats), chosen.width[chosen.network[repeats]]
-        layer = posterior.known_kind.with_coordinates(law.u)
+        layer = residuals.known_kind.with_coordinates(law.u)
         ends = sample_layer(layer, starts, width=widths, key=jr.key(0))
         if ends is None:
-            return []
+            return Check()
         drawn = third_moments(chosen.between(starts, ends, widths), law).reshape(-1, times)
         difference += float((third_moments(chosen, law) - drawn.mean(axis=1)).sum())
         variance += float((1 + 1 / times) * drawn.var(axis=1, ddof=1).sum())
         expected += float(drawn.mean(axis=1).sum())
     if not variance > 0:
-        return []
+        return Check()
     z = difference / np.sqrt(variance)
     size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < SKEWNESS_LEVEL else 0.0
     advice = (
@@ -49,7 +44,7 @@ def of_skewness(posterior: FittedPosterior) -> list[Verdict]:
         "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "
         "the fitted one; observe hidden states, which show it by themselves"
     )
-    return [at_most("calibrated", "skewness of layers", size, SKEWNESS, advice)]
+    return Check((at_most("calibrated", "skewness of layers", size, SKEWNESS, advice),))
 
 
 def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
@@ -57,11 +52,5 @@ def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:
 
     The second term makes it orthogonal to the scores of the parameters, to first order.
     """
-    traces, (rows, columns) = np.zeros(len(path)), pairs(path.tokens)
-    repeats = np.where(rows == columns, np.sqrt(2), 1.0)
-    for batch in innovations(path, law):
-        spectrum = path.coordinates(batch.transitions)
-        Z = whiten_by(spectrum.cholesky, spectrum.colour(unvech(clipped(batch.y) * repeats)))
-        moments = Z @ Z @ Z - 3 * (path.tokens + 1) * Z
-        traces[batch.transitions] = np.trace(moments, axis1=-2, axis2=-1)
-    return traces
+    Z = whiten_by(cholesky_of(path.starts(slice(None))), changes_of(path, law))
+    return np.trace(Z @ Z @ Z - 3 * (path.tokens + 1) * Z, axis1=-2, axis2=-1)

@@ -1,22 +1,19 @@
-"""The parameters of a posterior, the summary of each, and the verdicts of all fits: on the sampler and the truth.
+"""The parameters of a posterior, and the summary of each.
 
 Tests: `tests/diagnostics/test_check.py`.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from arviz_stats.base.array import array_stats
 from arviz_stats.summary import summary
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._thresholds import BFMI, CONTRACTION, DEVIATIONS, DIVERGENT, ESS, RHAT, ROUGH_ESS, ROUGH_RHAT
-from sdeinfer.diagnostics._verdict import Verdict, at_least, at_most
+from sdeinfer.diagnostics._thresholds import FEWEST_DRAWS, SAME
 from sdeinfer.observation._dataset import truth_of
 from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
@@ -102,8 +99,8 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
     """
     draws = with_chain(post[group].to_dataset())
     # With fewer there is neither an R-hat nor an interval.
-    if group == "posterior" and not (draws.sizes.get("chain", 0) and draws.sizes.get("draw", 0) >= 4):
-        raise InputError(f"post: a chain of at least 4 draws is needed, got {dict(draws.sizes)}")
+    if group == "posterior" and not (draws.sizes.get("chain", 0) and draws.sizes.get("draw", 0) >= FEWEST_DRAWS):
+        raise InputError(f"post: a chain of at least {FEWEST_DRAWS} draws is needed, got {dict(draws.sizes)}")
     axes = {name: values.dims[2:] for name, values in draws.transpose("chain", "draw", ...).data_vars.items()}
     named = {name for name, dims in axes.items() if any(not str(dim).startswith(f"{name}_dim_") for dim in dims)}
     prior = post["prior"].to_dataset() if "prior" in post.children else xr.Dataset()
@@ -114,14 +111,11 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
         for place in np.ndindex(*(draws.sizes[dim] for dim in dims)):
             index = dict(zip(dims, place, strict=True))
             labels = ", ".join(str(draws[dim].values[number]) for dim, number in index.items())
-            if name not in prior or not _constant(prior[name].isel(index).values):
+            of_prior = prior[name].isel(index).values if name in prior else np.zeros(0)
+            constant = of_prior.size >= FEWEST_DRAWS and np.ptp(of_prior) <= SAME * np.abs(of_prior).max()
+            if not constant:
                 variables[f"{name}[{labels}]" if index else str(name)] = draws[name].isel(index, drop=True)
     return xr.Dataset(variables, attrs=draws.attrs)
-
-
-def _constant(values: np.ndarray) -> bool:
-    """Whether some draws are equal up to rounding."""
-    return values.size >= 4 and bool(np.ptp(values) <= 1e-6 * np.abs(values).max())
 
 
 def fixed_of(post: xr.DataTree) -> dict[str, float]:
@@ -159,67 +153,3 @@ def known_truth(post: xr.DataTree) -> dict[str, float]:
             upper, lower = max(truth[plus], truth[minus]), min(truth[plus], truth[minus])
             truth |= {plus: upper, minus: lower, prefix + C_GAP.name: upper - lower}
     return truth
-
-
-def of_chains(table: pd.DataFrame) -> list[Verdict]:
-    """Whether the chains agree and are long enough, from rows of `summarise`."""
-    longer = "run longer: more warmup and more draws"
-    return [
-        at_most("converged", "R-hat", table["rhat"].max(skipna=False), RHAT, longer),
-        at_least("converged", "bulk ESS", table["ess_bulk"].min(skipna=False), ESS, "draw more"),
-        at_least("converged", "tail ESS", table["ess_tail"].min(skipna=False), ESS, "draw more"),
-    ]
-
-
-def of_geometry(post: xr.DataTree) -> list[Verdict]:
-    """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
-    if "sample_stats" not in post.children:
-        return []
-    statistics, verdicts = post["sample_stats"].to_dataset(), []
-    if "diverging" in statistics:
-        advice = (
-            "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
-        )
-        verdicts.append(at_most("converged", "divergences", statistics["diverging"].mean(), DIVERGENT, advice))
-    if "energy" in statistics:
-        smallest = float(np.min(array_stats.bfmi(statistics["energy"].values)))
-        advice = "the sampler explores the posterior's energies too slowly: run longer"
-        verdicts.append(at_least("converged", "BFMI", smallest, BFMI, advice))
-    return verdicts
-
-
-def of_rough(table: pd.DataFrame) -> list[str]:
-    """A note on Monte Carlo errors that are small and larger than usual."""
-    rhat, ess = table["rhat"].to_numpy().max(), table[["ess_bulk", "ess_tail"]].to_numpy().min()
-    if rhat < ROUGH_RHAT and ess >= ROUGH_ESS:
-        return []
-    return [f"R-hat {rhat:.3f} and the smallest ESS {ess:.0f}: means and intervals are rough; draw more for digits"]
-
-
-def of_truth(table: pd.DataFrame) -> list[Verdict]:
-    """Distances of the identified parameters from the truth, where it is known."""
-    deviations = (table["mean"] - table["truth"]).abs() / table["sd"]
-    advice = "the posterior mean is too far from the truth: the model does not fit"
-    known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
-    return [at_most("true", f"{name}, sds from truth", deviations[name], DEVIATIONS, advice) for name in known]
-
-
-def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:
-    """Whether the posteriors of parameters are narrower than their priors, by draws of both.
-
-    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
-    logarithms.
-    """
-    verdicts = {}
-    for name in names:
-        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
-        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
-        value, advice = 1 - posterior.var() / prior.var(), f"the data hardly identify {name}"
-        verdicts[name] = at_least("identified", f"{name} contraction", value, CONTRACTION, advice)
-    return verdicts
-
-
-def with_precision(name: str, table: pd.DataFrame) -> str:
-    """A parameter with its relative standard deviation in percent, such as "gamma ± 1 %"."""
-    percent = f"{100 * table.loc[name, 'sd'] / abs(table.loc[name, 'mean']):.2g}"
-    return f"{name} ± {float(percent):g} %"

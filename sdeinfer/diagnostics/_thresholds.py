@@ -94,3 +94,46 @@ UNNORMED = 0.1
 
 RESHAPED = 1.15
 """Largest acceptable ratio of a gain or temperature that the data prefer to the assumed one."""
+
+BRANCH_LEVEL = LEVEL / 7
+"""False-alarm probability of each of the seven tests of increments."""
+
+DECLARED, NAMED = 4.0, 3
+"""Distance of a strength from the declared one, in posterior standard deviations, above which there is a note; and the
+number of layers with other strengths that a verdict names."""
+
+# Sizes of what is compared, and what counts as equal.
+
+CLIP = 5.0
+"""Bound on innovations, in standard deviations, so that no outlier masks others; under the law one in two million
+exceeds it."""
+
+PRIOR_SD, TIGHT, FLAT = 1.5, 0.75, 1e-9
+"""Of a coordinate on the real line: the standard deviation, about 0, by the default priors; that above which a prior is
+not tested against the data; and the precision by a prior that says nothing."""
+
+PRECISE, MANY = 0.1, 1e6
+"""Standard deviation, on the real line, to which `identification` extrapolates the number of networks, and the factor
+from which more networks are no remedy."""
+
+SAME, SAME_START = 1e-6, 1e-4
+"""Relative distance up to which numbers are equal that may have been stored in different types; and that up to which
+covariances of different hidden states are the same start."""
+
+PAIRED = 64
+"""Largest number of networks whose pairs are tested for shared weights."""
+
+FEWEST_DRAWS, FEWEST_SMOOTHED = 4, 50
+"""Number of draws below which there is neither an R-hat nor an interval, and below which weights are not smoothed."""
+
+SKEWED_TRANSITIONS, SKEWED_DRAWS = 4096, 16_384
+"""Largest numbers of transitions whose skewness is tested, and of exact layers that are drawn from their starts."""
+
+LARGEST_ENTRY, NEAREST, EXACT = 1e6, 256, 96
+"""Of layers out of range: the entry of V from which it has exploded, the largest number that are compared, and of exact
+ones for each. The sd of 96 draws has an error of 7 %; with 24, 15 %, one of eight sets with shared weights passed."""
+
+COMPARED, COMPARED_FORMS, RATIOS = 16_384, 2**18, 16
+"""Largest number of transitions to which other architectures are fitted; and of entries of the forms W_q, with another
+mask than the fitted one: 1,638 transitions of 4 tokens, 113 of 8, in 0.3 and 2 s the first time, where 1,024 of 8
+tokens would take 11 s. And the number of simulated data sets by which evidence is corrected."""

@@ -1,7 +1,7 @@
 """Result of a check: single verdicts and the overall verdict. Tests: `tests/diagnostics/test_check.py`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import pandas as pd
@@ -66,7 +66,7 @@ def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str)
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Every verdict on a fit.
+    """Every verdict on a fit, or those of one test.
 
     A parameter that the data do not identify is no defect of the fit: `passed` leaves the topic "identified" out, and
     `unidentified` names these parameters.
@@ -84,7 +84,7 @@ class Check:
             identify.
     """
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[Verdict, ...] = ()
     skipped: tuple[str, ...] = ()
     identified: tuple[str, ...] = ()
     unidentified: tuple[str, ...] = ()
@@ -156,3 +156,14 @@ class Check:
 
     def _failed(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if not verdict.passed and verdict.topic != "identified"]
+
+
+def together(checks: Iterable[Check]) -> Check:
+    """The verdicts, notes and reasons of several tests in their order."""
+    verdicts, skipped, notes, assumed = [], [], [], {}
+    for check in checks:
+        verdicts += check.verdicts
+        skipped += check.skipped
+        notes += check.notes
+        assumed |= check.assumed
+    return Check(tuple(verdicts), skipped=tuple(skipped), notes=tuple(notes), assumed=assumed)

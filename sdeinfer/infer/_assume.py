@@ -14,8 +14,11 @@ from sdeinfer._files import InputError
 from sdeinfer._threads import on_cpu
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.infer._branches import pose_branches
 from sdeinfer.infer._covariances import AbstractCovariances
-from sdeinfer.infer._networks import Grouped, Latent, Networks
+from sdeinfer.infer._grouped import Grouped
+from sdeinfer.infer._latent import Latent
+from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._problem import pose
 from sdeinfer.infer._settings import Law
 from sdeinfer.layers import AbstractLayer, template
@@ -24,6 +27,8 @@ from sdeinfer.likelihood import AbstractModel, with_pattern
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import EveryLayer, GroupModel, LatentLayers
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, validate_labels
+
+pose.register(pose_branches)
 
 
 @pose.register

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Int, PRNGKeyArray, PyTree
+from jaxtyping import Bool, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
@@ -26,7 +26,7 @@ from sdeinfer.layers._base import limit_on_host
 from sdeinfer.layers._templates import SIZES, attributes_of_layer
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._model import EveryLayer
-from sdeinfer.likelihood._transitions import USED, Path, used_of
+from sdeinfer.likelihood._transitions import USED, Path, with_used
 from sdeinfer.observation import validate
 
 
@@ -56,13 +56,25 @@ class AbstractCovariances(AbstractProblem):
         yield None, np.arange(data.sizes["network"]), self
 
     @abc.abstractmethod
-    def pilot(self, data: xr.Dataset, path: Path) -> Pilot:
-        """The estimates given some of the transitions of the data."""
+    def transitions(self, data: xr.Dataset) -> Path:
+        """The used transitions, in the range of the law or not."""
 
-    def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
+    @abc.abstractmethod
+    def pilot(self, path: Path) -> Pilot:
+        """The estimates given some of the transitions of a path."""
+
+    @abc.abstractmethod
+    def reduced(self, data: xr.Dataset, path: Path) -> PyTree:
+        """What the likelihood needs of the transitions in range."""
+
+    def prepare(self, data: xr.Dataset, largest_logit: float) -> Prepared:
         phase("finding the range of the law")
-        data, attributes, _ = range_to_fit(self, validate(data), largest_logit)
-        return data, {"largest_logit": largest_logit, "left_out": float(1 - used_of(data).mean()), **attributes}
+        data = validate(data)
+        path, attributes, _ = range_to_fit(self, data, self.transitions(data), largest_logit)
+        phase("preparing the data")
+        statistics, used = self.reduced(data, path), path.used
+        attributes = {"largest_logit": largest_logit, "left_out": float(1 - used.mean()), **attributes}
+        return Prepared(statistics, statistics, data, used, attributes)
 
     def of_networks(self, networks: PyTree, layers: np.ndarray) -> np.ndarray:
         """Layers of every network, shape (..., networks, coordinates), or one of all, from those of pooled data."""
@@ -94,7 +106,8 @@ class AbstractCovariances(AbstractProblem):
         return labels_by_trace(self.model, prepared.networks, {NETWORK: prepared.data[NETWORK].values})
 
     def observed(self, prepared: Prepared) -> dict[str, xr.Dataset]:
-        return groups_of_data(prepared.data)
+        assert prepared.used is not None
+        return groups_of_data(prepared.data, prepared.used)
 
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
         networks, groups = prepared.networks, super().label(labels, prepared, before, draws)
@@ -136,11 +149,12 @@ class AbstractCovariances(AbstractProblem):
         return True
 
 
-def groups_of_data(data: xr.Dataset) -> dict[str, xr.Dataset]:
+def groups_of_data(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) -> dict[str, xr.Dataset]:
     """The groups observed_data and constant_data, with the transitions that were used."""
+    width = data["width"].drop_vars("width")
     return {
         "observed_data": with_numbers(data[["covariance"]].drop_vars("width")),
-        "constant_data": data[[USED]].drop_vars("width").assign(width=data["width"].drop_vars("width")),
+        "constant_data": with_used(data, used)[[USED]].drop_vars("width").assign(width=width),
     }
 
 

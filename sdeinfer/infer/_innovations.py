@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from sdeinfer._map_reduce import added
 from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
@@ -130,13 +129,12 @@ def shift_to_exact_mode(
     architecture: AbstractLayer,
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
-    *,
     curvature: Float[np.ndarray, "coordinates coordinates"],
-    start: Float[np.ndarray, " coordinates"] | None = None,
+    start: Float[np.ndarray, " coordinates"],
 ) -> Float[np.ndarray, " coordinates"]:
     """The mode of the exact posterior less that of the statistics' posterior, u; 0 if they are too far apart.
 
-    The curvature is that of the priors. A start, as of a sample of the transitions, saves passes over the data.
+    The curvature is that of the priors; the search begins at a shift, such as that of a sample of the transitions.
     """
     if not free.any():
         return np.zeros_like(u)
@@ -148,9 +146,9 @@ def shift_to_exact_mode(
     def exact(shift: np.ndarray) -> Scores:
         bent = curvature @ shift
         priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
-        return added(priors, scores(u + shift))
+        return jax.tree.map(np.add, priors, scores(u + shift))
 
-    shift = np.zeros_like(u) if start is None else start
+    shift = start
     step, current = np.zeros_like(u), exact(shift)
     # A step of so many standard deviations is taken without a further pass; its error is about a tenth of it at n = 32.
     first, short = current.information, 0.25

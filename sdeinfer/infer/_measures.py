@@ -16,31 +16,31 @@ from sdeinfer.covariance._matrix import singular
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.layers._next_order import attention_drift_next
 from sdeinfer.layers._pattern_order import pattern_drift_next
+from sdeinfer.likelihood._transitions import Path
 from sdeinfer.terms._attention import attention_drift
 from sdeinfer.terms._relu import relu_drift
 
 type Measure = Callable[[np.ndarray, np.ndarray, Pattern], np.ndarray]
 """Function of covariances, widths and an attention pattern: one of those below."""
 
-type Measures = dict[Measure, Float[np.ndarray, "networks transitions"]]
+type Measures = dict[Measure, Float[np.ndarray, " _transitions"]]
 """The values of measures at the starts of transitions."""
 
 
-def measured(data: xr.Dataset, kinds: Iterable[Measure]) -> Measures:
-    """Measures of the transitions of a Dataset."""
-    V = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
-    return measures_of(V, data["width"].values, Pattern.in_attributes(data.attrs), kinds)
+def measures_of(path: Path, kinds: Iterable[Measure]) -> Measures:
+    """Measures at the starts of transitions, in the type in which the covariances are stored."""
 
+    def of_block(measure: Measure, block: np.ndarray) -> np.ndarray:
+        V = path.covariance[path.network[block], path.layer[block]]
+        return measure(V, path.width[path.network[block]], path.pattern)
 
-def measures_of(
-    V: Float[np.ndarray, "networks layers m m"], width: np.ndarray, pattern: Pattern, kinds: Iterable[Measure]
-) -> Measures:
-    return {measure: measure(V[:, :-1], width[:, None], pattern) for measure in kinds}
+    return {measure: np.concatenate(list(path.over_blocks(partial(of_block, measure)))) for measure in kinds}
 
 
 def logit_scale(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The spread s of the logits at the start of each transition, times τ0."""
-    return measured(data, [logit_spread])[logit_spread]
+    """The spread s of the logits at the start of each transition of a Dataset, times τ0."""
+    V = data["covariance"].transpose("network", "layer", "token_a", "token_b").values
+    return logit_spread(V[:, :-1], data["width"].values[:, None], Pattern.in_attributes(data.attrs))
 
 
 def logit_spread(V: np.ndarray, width: np.ndarray, pattern: Pattern = EVERY_TOKEN) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Metropolis–Hastings for a few parameters and many latent layers; densities and mode of models with latent layers.
+"""Metropolis–Hastings for a few parameters and many latent layers.
 
 The innovations u of each bridge are standard normals a priori, and w(θ, u) is the likelihood (see `likelihood.bridge`).
 Every iteration first updates u at fixed θ: each bridge separately proposes innovations from their prior and accepts
@@ -8,8 +8,6 @@ that of w costs six times more than w, and the compilation of NUTS ten times mor
 """
 
 import dataclasses
-import itertools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,19 +16,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
-from numpyro import handlers
-from numpyro.infer.util import constrain_fn, potential_energy
 
 from sdeinfer._files import InputError
-from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws, in_chunks, recorded
-from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
-from sdeinfer.infer._expansion import points_around, slopes
-from sdeinfer.infer._mode import Mode, found_from
+from sdeinfer.infer._latent_densities import draw_latent, latent_mode, log_prior, log_priors, log_weights, sites_at
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
-from sdeinfer.likelihood._path import in_default_types
 
 FREEDOM = 6.0
 """Degrees of freedom of the t distribution of the independence moves."""
@@ -214,96 +206,3 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
 @eqx.filter_jit
 def _advance(chains: LatentChains, state: State, steps: Int[Array | np.ndarray, ""]) -> Any:
     return recorded(chains._iteration, state, steps, chains.chunk)
-
-
-def draw_latent(model: LatentLayers, prepared: PyTree, key: PRNGKeyArray) -> Float[Array, "bridges latent p"]:
-    """Draw the innovations of the latent layers from their prior."""
-    return jr.normal(key, (len(prepared), *prepared.innovations))
-
-
-def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
-    """Log prior density of the unconstrained parameters, without the latent layers."""
-    trace = trace_at(given_latent(model), (prepared, latent), {})
-    parameters = handlers.block(given_latent(model), hide=[model.site, _observed_site(model, trace)])
-    return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
-
-
-def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
-    """Log likelihood of the observation at the end of each bridge, given the latent layers."""
-    trace = trace_at(given_latent(model), (prepared, latent), sites_at(model, prepared, z, latent))
-    site = trace[_observed_site(model, trace)]
-    return site["fn"].log_prob(site["value"])
-
-
-@eqx.filter_jit
-def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -> dict[str, Array]:
-    """Log prior density of each parameter at draws."""
-    latent = draw_latent(model, prepared, jr.key(0))
-
-    def evaluate(sites: dict[str, Array]) -> dict[str, Array]:
-        trace = trace_at(given_latent(model), (prepared, latent), sites)
-        return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in sites}
-
-    return jax.vmap(jax.vmap(evaluate))(sites)
-
-
-def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
-    """Values of the sampled and deterministic sites by name, without the latent layers."""
-    sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
-    return {name: value for name, value in sites.items() if name != model.site}
-
-
-def _observed_site(model: LatentLayers, trace: Mapping[str, Any]) -> str:
-    """The name of the observed site, excluding the conditioned latent layers."""
-    observed = {name for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
-    (name,) = observed - {model.site}
-    return name
-
-
-def latent_mode(
-    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, *, start: Mode | None = None, key: PRNGKeyArray
-) -> Mode:
-    """The mode given the chosen bridges (a mask), whose likelihoods are averaged over draws of the innovations.
-
-    It is found in double precision whatever JAX's default.
-    """
-    with jax.enable_x64(True):  # noqa: FBT003
-        return _latent_mode(model, in_default_types(prepared), chosen, start, key)
-
-
-def _latent_mode(
-    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, start: Mode | None, key: PRNGKeyArray
-) -> Mode:
-    # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
-    keys = jr.split(key, 8)
-    latent = draw_latent(model, prepared, key)
-    sites = tuple(latent_structure(given_latent(model), prepared, latent)) if start is None else start.sites
-
-    def potential(x: np.ndarray) -> float:
-        return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
-
-    evaluations = itertools.count(1)
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        phase(f"searching for the mode, evaluation {next(evaluations)}")
-        # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
-        values = np.array([potential(point) for point in points_around(x)])
-        return values[0], slopes(values)
-
-    return found_from(objective, sites, start, polished=False)
-
-
-@eqx.filter_jit
-def _potential_of_chosen(
-    model: LatentLayers, prepared: PyTree, keys: Array, chosen: Array, sites: tuple[str, ...], x: Array
-) -> Array:
-    z = dict(zip(sites, x, strict=True))
-
-    def weights(key: PRNGKeyArray) -> Array:
-        weight = log_weights(model, prepared, z, draw_latent(model, prepared, key))
-        return jnp.where(jnp.isnan(weight), -jnp.inf, weight)
-
-    of_bridges = jax.nn.logsumexp(jax.lax.map(weights, keys), axis=0)
-    prior = log_prior(model, prepared, z, draw_latent(model, prepared, keys[0]))
-    density = prior + jnp.sum(jnp.where(chosen, of_bridges, 0.0))
-    return jnp.where(jnp.isfinite(density), -density, 1e10)  # whose differences are finite

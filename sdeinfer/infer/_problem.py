@@ -19,7 +19,7 @@ import jax.random as jr
 import numpy as np
 import xarray as xr
 from arviz_base import dict_to_dataset
-from jaxtyping import ArrayLike, Int, PRNGKeyArray, PyTree
+from jaxtyping import ArrayLike, Bool, Int, PRNGKeyArray, PyTree
 from numpyro import handlers
 
 from sdeinfer._files import InputError
@@ -109,13 +109,14 @@ type Sites = Mapping[str, np.ndarray]
 class Prepared(NamedTuple):
     """Prepared data of a fit.
 
-    What the sampler needs, networks pooled where it can; the networks that have a density each, and their data; and
-    attributes of the result: how the transitions were chosen, and how many there are of data in chunks.
+    What the sampler needs, networks pooled where it can; the networks that have a density each, and their data; which
+    transitions are used, None for data without; and attributes of the result, which say how they were chosen.
     """
 
     joint: PyTree
     networks: PyTree
     data: xr.Dataset
+    used: Bool[np.ndarray, "networks transitions"] | None = None
     attributes: dict[str, Any] = {}
 
 
@@ -125,14 +126,9 @@ class AbstractProblem(abc.ABC):
 
     model: AbstractModel
 
-    def select(self, data: xr.Dataset, largest_logit: float) -> tuple[xr.Dataset, dict[str, Any]]:
-        """The data with what is used of them, and attributes of the posterior that say how it was selected."""
-        del largest_logit
-        return data, {}
-
     @abc.abstractmethod
-    def prepare(self, data: xr.Dataset) -> Prepared:
-        """Reduce the data to what the likelihood needs."""
+    def prepare(self, data: xr.Dataset, largest_logit: float) -> Prepared:
+        """Select what is in the range of the law, and reduce it to what the likelihood needs."""
 
     def sampler(self, **settings: int) -> AbstractSampler:
         """The default sampler."""

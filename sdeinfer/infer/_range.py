@@ -26,9 +26,8 @@ from sdeinfer.infer._measures import (
     Measures,
     attention_bend,
     attention_growth,
-    logit_scale,
     logit_spread,
-    measured,
+    measures_of,
     relu_growth,
     rounding,
 )
@@ -36,10 +35,7 @@ from sdeinfer.infer._mode import LayerAt, Pilot
 from sdeinfer.infer._settings import LARGEST_LOGIT
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import limits_on_host
-from sdeinfer.likelihood import any_transitions
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._transitions import Path, evenly_by, outputs_transitions, used_of, with_used
-from sdeinfer.observation._dataset import outputs_of
+from sdeinfer.likelihood._transitions import Path, evenly_by, require_some
 from sdeinfer.observation._doubts import require_changing_norms
 
 FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
@@ -65,14 +61,11 @@ class Ranged(Protocol):
     def kind(self) -> AbstractLayer | None: ...
 
     @property
-    def assumptions(self) -> Assumptions: ...
-
-    @property
     def measures(self) -> set[Measure]: ...
 
     def parts(self, data: xr.Dataset) -> "Iterator[tuple[str | None, Int[np.ndarray, ' members'], Ranged]]": ...
 
-    def pilot(self, data: xr.Dataset, path: Path) -> Pilot: ...
+    def pilot(self, path: Path) -> Pilot: ...
 
 
 class OutOfRange(InputError):
@@ -98,15 +91,18 @@ class Coldest(NamedTuple):
         drift, mixing = square * limit.attention_drift, square * limit.attention_noise
         return cls(log_tau0, float(np.max(sd)), limit.linear_noise, drift, mixing)
 
-    def grown(self, measures: Measures, latent: ArrayLike = 0.0) -> Float[np.ndarray, "networks transitions"]:
-        """The spread to which each transition may grow, for τ0 = 1 or relative to the smallest, in a latent time."""
-        spread, growth = measures[logit_spread], np.sqrt(_column(self.drift) * measures[attention_growth])
+    def grown(self, path: Path, measures: Measures) -> Float[np.ndarray, " transitions"]:
+        """The spread to which each transition may grow, for τ0 = 1 or relative to the smallest, in its latent time."""
+        tau0, noise, drift, mixing = (
+            _of_network(values, path) for values in (np.exp(self.log_tau0), self.noise, self.drift, self.mixing)
+        )
+        spread, growth = measures[logit_spread], np.sqrt(drift * measures[attention_growth])
         of_growth = np.minimum(ATTENTION_GROWTH_AS_SPREAD * growth, WITH_SPREAD * np.sqrt(spread * growth))
         # n var S_ii = (32/3) n D²/H of g⁴, relative to 2a: the fourth power of a spread.
-        tau0, noise = _column(np.exp(self.log_tau0)), np.maximum(_column(self.noise), np.finfo(np.float64).tiny)
-        of_bend = (16 / 3 * _column(self.mixing) / noise) ** 0.25 * measures[attention_bend] / tau0
+        share = mixing / np.maximum(noise, np.finfo(np.float64).tiny)
+        of_bend = (16 / 3 * share) ** 0.25 * measures[attention_bend] / tau0
         grown = np.maximum(np.maximum(spread, of_growth), of_bend)
-        return grown / (tau0 / tau0.min()) * spread_growth(latent, _column(self.noise))
+        return grown / (tau0 / np.exp(self.log_tau0).min()) * spread_growth(latent_time(path), noise)
 
 
 class Range(NamedTuple):
@@ -117,88 +113,100 @@ class Range(NamedTuple):
     growth: ArrayLike = math.inf
     rounding: float = LARGEST_ROUNDING
 
-    def contains(self, measures: Measures, latent: ArrayLike = 0.0) -> Bool[np.ndarray, "networks transitions"]:
+    def contains(self, path: Path, measures: Measures) -> Bool[np.ndarray, " transitions"]:
         """Whether each transition starts inside; singular initial tokens do, and are an error later."""
-        inside = measures[rounding] <= self.rounding
-        inside[:, 0] = True
+        inside = (measures[rounding] <= self.rounding) | (path.layer == 0)
         if math.isfinite(self.spread):
-            inside &= self.coldest.grown(measures, latent) <= self.spread
+            inside &= self.coldest.grown(path, measures) <= self.spread
         if relu_growth in measures:
-            inside &= measures[relu_growth] <= _column(self.growth)
+            inside &= measures[relu_growth] <= _of_network(self.growth, path)
         return inside
 
 
-def range_to_fit(
-    problem: Ranged, data: xr.Dataset, largest_logit: float, times: float = 1.0
-) -> tuple[xr.Dataset, dict[str, Any], Range]:
+class Selection(NamedTuple):
+    """The transitions that start inside of the range of the law, what a posterior says of it, and the last range."""
+
+    path: Path
+    attributes: dict[str, Any]
+    bounds: Range
+
+
+def range_to_fit(problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float, times: float = 1.0) -> Selection:
     """As `in_range`; if no transition is left, the half with the smallest spreads, and the reason as `out_of_range`."""
     require_changing_norms(data)
     try:
-        return in_range(problem, data, largest_logit, times)
+        return in_range(problem, data, path, largest_logit, times)
     except OutOfRange as error:
-        used, spread = used_of(data), logit_scale(data)
-        plain = Coldest(noise=0.0, drift=0.0)
-        half = Range(plain, float(np.median(spread[used])), rounding=math.inf)
-        return with_used(data, used & (spread <= half.spread)), {"out_of_range": str(error)}, half
+        spread = measures_of(path, [logit_spread])[logit_spread]
+        half = Range(Coldest(noise=0.0, drift=0.0), float(np.median(spread)), rounding=math.inf)
+        return Selection(path.take(np.flatnonzero(spread <= half.spread)), {"out_of_range": str(error)}, half)
 
 
 def in_range(
-    problem: Ranged, data: xr.Dataset, largest_logit: float = LARGEST_LOGIT, times: float = 1.0
-) -> tuple[xr.Dataset, dict[str, Any], Range]:
-    """Mark the transitions that start inside the range of the law, of `times` as many networks; by each group's τ0.
+    problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float = LARGEST_LOGIT, times: float = 1.0
+) -> Selection:
+    """The transitions that start inside the range of the law, of `times` as many networks; by each group's τ0.
 
-    Returns the data with `used`, the attribute `pilot_tau0`, and the range (of the last group).
+    The attribute `pilot_tau0` has the τ0 of the range, or that of each group's.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
-    used, pilots, in_groups, bounds = used_of(data), [], False, Range()
+    inside, pilots, in_groups, bounds = np.zeros(len(path), bool), [], False, Range()
     for label, members, part in problem.parts(data):
         in_groups = label is not None
         try:
-            networks = data.isel(network=members) if in_groups else data
-            used[members], bounds, tau0 = _range_of_part(part, networks, largest_logit, times)
+            members_path = path.of_networks(members) if in_groups else path
+            chosen, bounds, tau0 = _range_of_part(part, members_path, largest_logit, times)
         except InputError as error:
             raise type(error)(f"group {label}: {error}" if in_groups else str(error)) from error
+        inside[np.isin(path.network, members)] = chosen
         pilots.append(tau0)
     attributes = {} if math.isnan(pilots[0]) else {"pilot_tau0": pilots if in_groups else pilots[0]}
-    return with_used(data, used), attributes, bounds
+    return Selection(path.take(np.flatnonzero(inside)), attributes, bounds)
 
 
 def _range_of_part(
-    problem: Ranged, data: xr.Dataset, largest_logit: float, times: float
-) -> tuple[np.ndarray, Range, float]:
-    """Whether each transition is used, the range, and the τ0 that determined it; NaN without one."""
+    problem: Ranged, path: Path, largest_logit: float, times: float
+) -> tuple[Bool[np.ndarray, " transitions"], Range, float]:
+    """Whether each transition is inside, the range, and the τ0 that determined it; NaN without one."""
+    require_some(len(path))
     kinds = problem.measures
     if not math.isfinite(largest_logit):
         kinds -= {logit_spread, attention_growth, attention_bend}
-    measures, latent, bounds, tau0 = measured(data, kinds), latent_time(data), Range(), math.nan
-    used = used_of(data) & bounds.contains(measures)
+    measures, bounds, tau0 = measures_of(path, kinds), Range(), math.nan
     if logit_spread in kinds:
-        marked = with_used(data, used)
-        coldest, spread, tau0 = _largest_spread(problem, marked, measures, largest_logit, times)
+        some, values = _inside(path, measures, bounds)
+        coldest, spread, tau0 = _largest_spread(problem, some, values, largest_logit, times)
         bounds = bounds._replace(coldest=coldest, spread=spread)
-        used &= bounds.contains(measures, latent)
     if relu_growth in kinds:
-        bounds = bounds._replace(growth=_largest_growth(problem, with_used(data, used), measures))
-        used &= bounds.contains(measures, latent)
-    return used, bounds, tau0
+        some, values = _inside(path, measures, bounds)
+        bounds = bounds._replace(growth=_largest_growth(problem, some, values[relu_growth]))
+    inside = bounds.contains(path, measures)
+    require_some(int(inside.sum()))
+    return inside, bounds, tau0
+
+
+def _inside(path: Path, measures: Measures, bounds: Range) -> tuple[Path, Measures]:
+    """The transitions inside of a range, with their measures."""
+    indices = np.flatnonzero(bounds.contains(path, measures))
+    require_some(len(indices))
+    return path.take(indices), {measure: values[indices] for measure, values in measures.items()}
 
 
 def _largest_spread(
-    problem: Ranged, data: xr.Dataset, measures: Measures, largest_logit: float, times: float
+    problem: Ranged, path: Path, measures: Measures, largest_logit: float, times: float
 ) -> tuple[Coldest, float, float]:
     """The coldest layer, the largest spread to which a transition may grow, and τ0."""
     assert problem.kind is not None
-    path, used, latent = _transitions(problem, data), used_of(data), latent_time(data)
 
     def ascending(coldest: Coldest) -> tuple[np.ndarray, np.ndarray]:
-        grown = coldest.grown(measures, latent)[used]
+        grown = coldest.grown(path, measures)
         order = np.argsort(grown)
         return order, grown[order]
 
     coldest = Coldest()
     order, spread = ascending(coldest)
-    estimate = problem.pilot(data, path)
+    estimate = problem.pilot(path)
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(spread, NEARLY_EQUAL * spread[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
@@ -226,38 +234,34 @@ def _largest_spread(
     return coldest, float(spread[allowed - 1]), tau0
 
 
-def _largest_growth(problem: Ranged, data: xr.Dataset, measures: Measures) -> ArrayLike:
+def _largest_growth(problem: Ranged, path: Path, growth: Float[np.ndarray, " transitions"]) -> ArrayLike:
     """The growth by the ReLU with θ₂ = 1 at which that of the layer is 1, where it may start; all may if none may."""
-    used = used_of(data)
-    growth = measures[relu_growth][used]
     largest_drift = 36.0  # θ₂ = γ²(c₊ − c₋)² up to which no estimate is needed
     if growth.max() * largest_drift <= 1.0:
         return math.inf
     assert problem.kind is not None
-    estimate, mode = problem.pilot(data, _transitions(problem, data)), None
+    estimate, mode = problem.pilot(path), None
     bound: ArrayLike = max(1.0 / largest_drift, float(np.median(growth)))
     for _ in range(2):
-        indices = np.flatnonzero((measures[relu_growth] <= _column(bound))[used])
+        indices = np.flatnonzero(growth <= _of_network(bound, path))
         some = evenly_by(growth[indices], 16_384)  # this range is not sharp
         mode, layer = estimate(indices[some], mode)
         drift = limits_on_host(problem.kind, layer.u).relu_drift
         candidate = 1.0 / np.maximum(drift, np.finfo(np.float64).tiny)
-        if (measures[relu_growth] <= _column(candidate))[used].any():
+        if (growth <= _of_network(candidate, path)).any():
             bound = candidate
     return bound
 
 
-def _transitions(problem: Ranged, data: xr.Dataset) -> Path:
-    return outputs_transitions(data) if outputs_of(data) else any_transitions(data, problem.assumptions.other_terms)
+def _of_network(values: ArrayLike, path: Path) -> np.ndarray:
+    """A number of all networks, or that of each transition's network."""
+    values = np.asarray(values)
+    return values[path.network] if values.ndim else values
 
 
-def _column(values: ArrayLike) -> np.ndarray:
-    return np.asarray(values)[..., None]
-
-
-def latent_time(data: xr.Dataset) -> Float[np.ndarray, "networks transitions"]:
-    """The depth-time of the latent layers after each observed one."""
-    return (np.diff(data["layer"].values) - 1) / data["width"].values[:, None]
+def latent_time(path: Path) -> Float[np.ndarray, " transitions"]:
+    """The depth-time of the latent layers of each transition."""
+    return (path.gap[path.layer] - 1) / path.width[path.network]
 
 
 def spread_growth(latent: ArrayLike, noise: ArrayLike) -> np.ndarray:

@@ -179,8 +179,9 @@ class Bridges(eqx.Module):
         return jnp.zeros(self.networks, of_bridges.dtype).at[self.network].add(of_bridges)
 
 
-def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
+def bridges_of(path: Path, assumptions: Assumptions = NOTHING_ASSUMED) -> Bridges:
     """Make one bridge for each transition of a path."""
+    path.require_densities(ends=not path.outputs)
     layers, whole = path.gap[path.layer], slice(None)
     more_drift, features = path.next_order()
     # Medians, since the features of an exploding covariance are larger by many orders of magnitude.
@@ -198,8 +199,8 @@ def bridges_of(path: Path, *, outputs: int = 0, assumptions: Assumptions = NOTHI
         features=jnp.asarray(features, float),
         centre=jnp.asarray(centre, float),
         networks=len(path.width),
-        latent=int(layers.max()) - (not outputs),  # of an observed covariance the last layer is known
-        outputs=outputs,
+        latent=int(layers.max()) - (not path.outputs),  # of an observed covariance the last layer is known
+        outputs=path.outputs,
         assumptions=assumptions,
     )
 

@@ -17,11 +17,10 @@ from jaxtyping import ArrayLike
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.likelihood._assumptions import Assumptions
-from sdeinfer.likelihood._bridge import Bridges
 from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._program import inside, program_name
 from sdeinfer.likelihood._statistics import PathStatistics
+from sdeinfer.likelihood._transitions import Path, any_transitions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +123,8 @@ class EveryLayer(AbstractModel):
 class LatentLayers(AbstractModel):
     """Networks with latent layers."""
 
-    bridges: Callable[[xr.Dataset, Assumptions], Bridges]
     site: str
+    transitions: Callable[[xr.Dataset], Path] = any_transitions
     selection: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
 
     def select(self, data: xr.Dataset) -> xr.Dataset:

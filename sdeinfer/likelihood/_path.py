@@ -21,7 +21,7 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._terms import at_least_a_quarter, moments_of, of_limits, terms_of
-from sdeinfer.likelihood._transitions import observed_path, used_of
+from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.parameters import Coordinates
 from sdeinfer.terms import AbstractTerm
 
@@ -210,7 +210,7 @@ def transitions_of(data: xr.Dataset, assumptions: Assumptions = NOTHING_ASSUMED)
     widths, width = np.unique(path.width, return_inverse=True)
     return Transitions(
         covariance=jnp.asarray(path.covariance, float),
-        used=jnp.asarray(used_of(data)),
+        used=jnp.asarray(path.used),
         widths=jnp.asarray(widths, float),
         width=jnp.asarray(width),
         pattern=path.pattern,

@@ -44,6 +44,14 @@ class Path:
     others: tuple[AbstractTerm, ...] = ()
     first: int = 0
     first_layer: int = 0
+    outputs: int = 0
+
+    @property
+    def used(self) -> Bool[np.ndarray, "networks transitions"]:
+        """Whether each transition from an observed layer to the next is one of these."""
+        mask = np.zeros((len(self.covariance), len(self.gap)), bool)
+        mask[self.network, self.layer] = True
+        return mask
 
     @property
     def tokens(self) -> int:
@@ -194,12 +202,18 @@ def _symmetric(V: np.ndarray) -> Float[np.ndarray, "transitions m m"]:
 
 
 def observed_path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
-    """The used transitions of a Dataset in which every layer was observed."""
+    """The used transitions of a Dataset in which every layer was observed, all of which have densities."""
+    path = every_transition(data, others)
+    path.require_densities()
+    return path
+
+
+def every_transition(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
+    """The used transitions of a Dataset in which every layer was observed; they may start at singular V."""
     path = any_transitions(data, others)
     if (path.gap != 1).any():
         layers = ", ".join(f"{number:g}" for number in data["layer"].values[:4])
         raise InputError(f"layer: the full path needs every layer, got layers {layers}, …; use models.thinned_path")
-    path.require_densities()
     return path
 
 
@@ -219,10 +233,16 @@ def outputs_transitions(data: xr.Dataset) -> Path:
     return _path(data)
 
 
+def require_some(count: int) -> None:
+    """Check that transitions are left."""
+    if not count:
+        raise InputError("used: no transition is left")
+
+
 def _path(data: xr.Dataset, others: tuple[AbstractTerm, ...] = ()) -> Path:
     network, layer = np.nonzero(used_of(data))
-    if not len(network):
-        raise InputError("used: no transition is left")
+    require_some(len(network))
     width, gap = data["width"].values.astype(np.float64), np.diff(data["layer"].values).astype(int)
     pattern, first = Pattern.in_attributes(data.attrs), int(data["layer"].values[0])
-    return Path(data["covariance"].values, width, network, layer, gap, pattern, others, first_layer=first)
+    V, count = data["covariance"].values, outputs_of(data)
+    return Path(V, width, network, layer, gap, pattern, others, first_layer=first, outputs=count)

@@ -191,8 +191,9 @@ class Tokens(AbstractProblem):
         """The parameters with one value."""
         return {name: prior.value for name, prior in self.priors if isinstance(prior.value, float)}
 
-    def prepare(self, data: xr.Dataset) -> Prepared:
+    def prepare(self, data: xr.Dataset, largest_logit: float) -> Prepared:
         """The tokens as arrays."""
+        del largest_logit
         x = jnp.asarray(data["tokens"].values, jnp.result_type(float))
         path = TokenPath(x[:, 0], x[:, 1:], self.flow, x.shape[1] - 1, self.priors)
         return Prepared(path, path, data)

@@ -1,6 +1,5 @@
 """Files of covariances and of posteriors: NetCDF, or Zarr if the suffix is .zarr."""
 
-import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -12,7 +11,6 @@ import xarray as xr
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import ZARR, InputError, first_line, readable, staged_file
-from sdeinfer._map_reduce import map_chunks
 from sdeinfer.observation._arrays import library
 from sdeinfer.observation._branches import validate_branches
 from sdeinfer.observation._dataset import SHORTCUT, validate, validate_labels, validate_tokens
@@ -119,35 +117,6 @@ def write_parts(parts: Iterable[xr.Dataset], path: str | Path) -> Mapping[Hashab
             networks += part.sizes["network"]
             sizes = part.sizes
         return {**sizes, "network": networks}
-
-
-def write_in_chunks(part: Callable[[int], xr.Dataset], networks: int, chunk: int, path: Path) -> Mapping[Hashable, int]:
-    """Write an ensemble of one width to Zarr, whose parts are made and written by the workers of Dask."""
-    import dask.array
-
-    with staged_file(path) as temporary:
-        store = str(temporary.resolve())
-        first, *starts = range(0, networks, chunk)
-        template = part(first)
-        V = template["covariance"]
-        empty = dask.array.empty((networks, *V.shape[1:]), chunks=(len(V), *V.shape[1:]), dtype=V.dtype)
-        width = np.full(networks, template["width"].values[0])
-        coords = {"network": np.arange(networks), "layer": template["layer"], "width": ("network", width)}
-        ensemble = xr.Dataset({"covariance": (V.dims, empty)}, coords=coords, attrs=template.attrs)
-        # The fill value marks chunks that are missing.
-        ensemble.to_zarr(
-            temporary, mode="w", compute=False, encoding={"covariance": {"_FillValue": np.nan}}, **ZARR_FORMAT
-        )
-        _write_part(lambda _: template, store, first)
-        if starts:
-            map_chunks(functools.partial(_write_part, part, store), starts, name="observe")
-        return ensemble.sizes
-
-
-def _write_part(part: Callable[[int], xr.Dataset], store: str, first: int) -> None:
-    V = part(first)[["covariance"]].drop_vars(["network", "layer", "width"])
-    V["covariance"].encoding = {}
-    V.to_zarr(store, region={"network": slice(first, first + V.sizes["network"])}, consolidated=False)
 
 
 def _append(data: xr.Dataset | xr.DataTree, path: Path) -> None:

@@ -11,7 +11,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.criteria import GradientNorms
 from sdeinfer.infer._predictive import law_of_predictions
-from sdeinfer.plots._samples import plot_densities
+from sdeinfer.plots._samples import densities
 from sdeinfer.plots._style import NETWORKS, SDE, finish, legend_below, one_panel
 
 type Quantiles = tuple[Float[np.ndarray, " _"], Float[np.ndarray, "5 _"]]
@@ -60,14 +60,16 @@ def plot_correlation_paths(post: xr.DataTree, *, axes: Axes | None = None) -> Ax
 def plot_terminal_correlation(post: xr.DataTree, *, axes: Axes | None = None) -> Axes:
     """Plot the density of the correlations at the last layer, networks against predictions: Fig. 1 (right), 3 (left).
 
+    The legend counts networks and predictions of networks; each has a correlation for every pair of tokens.
+
     Arguments:
         post: the result of `fit`.
         axes: where to plot, without a legend; None for a new figure with one.
     """
     predicted = _covariance(post, "posterior_predictive").isel(layer=-1)
     observed = _covariance(post, "observed_data").sel(layer=predicted["layer"])
-    rho = (pair_correlations(V).values.ravel() for V in (observed, predicted))
-    panel = plot_densities(*rho, support=(-1.0, 1.0), law=_law(post), axes=axes)
+    rho, counts = zip(*map(_finite_correlations, (observed, predicted)), strict=True)
+    panel = densities(rho, counts, support=(-1.0, 1.0), law=_law(post), axes=axes)
     panel.set_xlabel(f"correlation between tokens ρ after layer {predicted['layer'].item():g}")
     return panel
 
@@ -112,6 +114,13 @@ def _plot_quantiles(
     if axes is None:
         legend_below([panel])
     return panel
+
+
+def _finite_correlations(V: xr.DataArray) -> tuple[Float[np.ndarray, " correlations"], int]:
+    """The correlations of all networks that did not explode, and how many networks these are."""
+    rho = pair_correlations(V).values
+    finite = np.isfinite(rho).all(axis=-1)
+    return rho[finite].ravel(), int(finite.sum())
 
 
 def _law(post: xr.DataTree) -> str:

@@ -37,16 +37,30 @@ def plot_densities(
     Raises:
         InputError: for other shapes, and where no sample is finite.
     """
-    seen, predicted = _finite_samples("networks", networks), _finite_samples("sde", sde)
-    together = np.concatenate([seen, predicted])
+    samples = _finite_samples("networks", networks), _finite_samples("sde", sde)
+    counts = len(samples[0]), len(samples[1])
+    return densities(samples, counts, support=support, law=law, axes=axes)
+
+
+def densities(
+    samples: tuple[np.ndarray, np.ndarray],
+    counts: tuple[int, int],
+    *,
+    support: tuple[float, float],
+    law: str,
+    axes: Axes | None,
+) -> Axes:
+    """Plot densities of finite samples of networks and of a law, with these counts in the legend."""
+    together = np.concatenate(samples)
     if not len(together):
         raise InputError("networks, sde: no sample is finite")
     panel = one_panel(axes)
     margin = 0.05 * (np.ptp(together) or 1.0)
     low, high = max(together.min() - margin, support[0]), min(together.max() + margin, support[1])
     grid, bins = np.linspace(low, high, 400), np.linspace(low, high, 25)
-    for name, values, colour, style in (("networks", seen, NETWORKS, "-"), (law, predicted, SDE, "--")):
-        label = f"{name} ({len(values)})"
+    looks = (("networks", NETWORKS, "-"), (law, SDE, "--"))
+    for (name, colour, style), values, count in zip(looks, samples, counts, strict=True):
+        label = f"{name} ({count})"
         smooth = len(values) >= 3 and np.ptp(values) > 0
         if len(values) and (colour == NETWORKS or not smooth):
             panel.hist(values, bins, density=True, color=colour, alpha=0.25, label=None if smooth else label)

@@ -1,4 +1,4 @@
-"""Colours, sizes, frames and legends that all figures share. Tests: `tests/plots/test_samples.py`."""
+"""Colours, sizes, frames and legends that all figures share. Tests: `tests/plots/test_style.py`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from sdeinfer._files import InputError
+from sdeinfer.parameters import SYMBOLS
+from sdeinfer.plots._log_axis import few_ticks
 
 NETWORKS, SDE, NEUTRAL = "#d1495b", "#2e5eaa", "#777777"
 WRONG = NETWORKS
@@ -55,18 +57,28 @@ def look(number: int) -> dict[str, Any]:
 
 
 def finish(axes: Axes, *, legend: bool = False) -> Axes:
-    """Leave out the upper and right sides of the frame; add a legend where there is most room."""
+    """Leave out the upper and right sides of the frame, thin the ticks of log axes; add a legend where it fits best."""
     axes.spines[["top", "right"]].set_visible(False)
+    few_ticks(axes)
     if legend:
         axes.legend(edgecolor="none", fontsize="small")
     return axes
 
 
 def legend_below(panels: Sequence[Axes]) -> None:
-    """Add one legend to a new figure, below its panels."""
+    """Add one legend to a new figure, below its panels, in as many columns as its width has room for."""
     entries = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure = cast(Figure, panels[0].get_figure(root=True))
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 2}
+    # Inches of a handle and of a text of small size.
+    column = (0.45 + 0.065 * max(map(len, entries), default=0)) * pyplot.rcParams["font.size"] / 10
+    columns = min(4, len(entries), max(1, int(figure.get_figwidth() / column)))
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": max(columns, 1)}
     figure.legend(list(entries.values()), list(entries), **place, frameon=False, fontsize="small")
+
+
+def symbol_of(name: str) -> str:
+    """The symbol of a parameter; that of a part of a stack comes after the part's name."""
+    part, dot, parameter = name.rpartition(".")
+    return f"{part}{dot}{SYMBOLS[parameter]}" if parameter in SYMBOLS else name

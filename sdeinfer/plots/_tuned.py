@@ -1,5 +1,8 @@
 """The statistics of a tuned layer over networks, with its bounds, and its criteria over width and depth."""
 
+import math
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,11 +12,11 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullLocator
 
 from sdeinfer._files import InputError
 from sdeinfer.criteria import Constraint, Expectation, GradientFactor, NormFactor, Probability, Quantile, Spread
-from sdeinfer.plots._style import SDE, WRONG, finish, look, panels_of
+from sdeinfer.plots._style import SDE, WRONG, finish, legend_below, look, panels_of
 from sdeinfer.tuning import Tuned
 
 
@@ -86,7 +89,8 @@ def _panel(
         case Expectation():
             marks = {f"mean {estimate}": value}
     factor = isinstance(criterion.statistic, NormFactor | GradientFactor)
-    edges, scale = _edges(values, [*bounds.values(), *marks.values()], factor=factor)
+    first, *others = bounds.values()
+    edges, scale = _edges(values, [*others, *marks.values()], bound=first, factor=factor)
     # Red and hatched are networks that should be few.
     looks = [(SDE, ""), (WRONG, "////")]
     colours, hatches = zip(*(looks[:1] if len(parts) == 1 else looks[:: constraint.sign]), strict=True)
@@ -103,25 +107,37 @@ def _panel(
     axes.legend(frameon=False, fontsize="small", ncols=3, **above)
 
 
-def _edges(values: Float[np.ndarray, " networks"], marks: Sequence[float], *, factor: bool) -> tuple[list[float], str]:
-    """Edges of bins between all values but one in a hundred, or the marks if further out; and the axis's scale."""
+def _edges(
+    values: Float[np.ndarray, " networks"], marks: Sequence[float], *, bound: float, factor: bool
+) -> tuple[list[float], str]:
+    """Edges of bins between all values but one in a hundred, or the marks if further out; and the axis's scale.
+
+    One edge is at the bound, so that no bar has networks of both of its sides.
+    """
     low, high = np.quantile(values, [0.005, 0.995])
-    low, high = min(low, *marks), max(high, *marks)
+    low, high = min(low, bound, *marks), max(high, bound, *marks)
     if factor and low > 0 and high / low > 20:
-        return np.geomspace(low / 1.1, high * 1.1, 31).tolist(), "log"
+        return np.exp(_grid(np.log(low / 1.1), np.log(high * 1.1), np.log(bound))).tolist(), "log"
     margin = 0.04 * (high - low) or max(abs(low), 1.0) / 20
-    return np.linspace(low - margin, high + margin, 31).tolist(), "linear"
+    return _grid(low - margin, high + margin, bound).tolist(), "linear"
+
+
+def _grid(low: float, high: float, edge: float) -> np.ndarray:
+    """Edges of thirty bins between two numbers, or one bin more, with an edge at a number between them."""
+    step = (high - low) / 30
+    first, last = math.floor((low - edge) / step), math.ceil((high - edge) / step)
+    return edge + step * np.arange(first, last + 1)
 
 
 def plot_transfer(criteria: pd.DataFrame, *, axes: Axes | Iterable[Axes] | None = None) -> list[Axes]:
     """Plot each criterion over the depth, a colour for each width: what is promised, and networks.
 
     Lines are promises, filled marks exact chains, and open ones networks with weights, with error bars of one standard
-    error; the dotted line is the bound. The first panel has a legend.
+    error; the dotted line is the bound. Marks of one depth stand side by side.
 
     Arguments:
         criteria: the table `criteria` of the result of `transfer`.
-        axes: where to plot, one for each criterion; None for a new figure.
+        axes: where to plot, one for each criterion, of which the first gets the legend; None for a new figure.
 
     Raises:
         InputError: for another number of axes.
@@ -137,27 +153,28 @@ def plot_transfer(criteria: pd.DataFrame, *, axes: Axes | Iterable[Axes] | None 
     panels = panels_of(axes, len(groups), height=2.7)
     looks, depths = _looks(np.unique(table["width"])), np.unique(table["depth"])
     for (name, group), panel in zip(groups.items(), panels, strict=True):
-        for width, style in looks.items():
+        bound = group["bound"].iloc[0]
+        for number, (width, style) in enumerate(looks.items()):
             rows = group[group["width"] == width]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
             panel.plot(rows["depth"], rows["promised"], **line, label=f"n = {width:g}, promised")
-            # Marks at one depth stand side by side.
-            for source, words, inside, shift in (
-                ("chain", "networks", style["color"], 0.97),
-                ("weights", "with weights", "white", 1.03),
-            ):
+            for place, (source, words) in enumerate((("chain", "networks"), ("weights", "with weights"))):
                 if np.isfinite(rows[source]).any():
-                    mark = {"fmt": style["marker"], "color": style["color"], "ms": 5, "mfc": inside}
+                    inside = style["color"] if source == "chain" else "white"
+                    mark = {"fmt": style["marker"], "color": style["color"], "ms": 4, "mfc": inside}
+                    shift = 1.05 ** (2 * number + place - len(looks) + 0.5)
                     label = f"n = {width:g}, {words}"
                     panel.errorbar(rows["depth"] * shift, rows[source], rows[f"{source}_error"], **mark, label=label)
-        bound = group["bound"].iloc[0]
         if np.isfinite(bound):
             panel.axhline(bound, color="black", ls=":", label="bound")
+        quantity = re.sub(r" [≤≥] \S+$", "", str(name))
         panel.set_title(str(name), loc="left", fontsize="medium")
-        panel.set(xlabel="depth d (layers)", ylabel="value", xscale="log")
+        panel.set(xlabel="depth d (layers)", ylabel=textwrap.fill(quantity, 24), xscale="log")
         panel.set_xticks(depths, [f"{x:g}" for x in depths])
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        finish(panel, legend=panel is panels[0])
+        panel.xaxis.set_minor_locator(NullLocator())
+        finish(panel, legend=axes is not None and panel is panels[0])
+    if axes is None:
+        legend_below(panels)
     return panels
 
 

@@ -1,12 +1,13 @@
 """An audit as one HTML page. Tests: `tests/cli/test_audit.py`."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.auditing import Audit
 from sdeinfer.plots import plot_audit
-from sdeinfer.report._render import figure_of, inline, versions
+from sdeinfer.report._render import figure_of, inline, moment, versions
 
 
 def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
@@ -22,6 +23,7 @@ def write_audit(audit: Audit, path: str | Path, *, command: str = "") -> None:
         "width": str(audit.account.width),
         "layers": str(audit.layers),
         "tensors": str(len(audit.rows)),
+        "date": moment(datetime.now(UTC)),
         "page by": versions("sdeinfer"),
     }
     figures = []

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sdeinfer._files import write_text
-from sdeinfer._html import render
+from sdeinfer._html import render, significant
 from sdeinfer.diagnostics import Check, identification, summarise
 from sdeinfer.diagnostics._posterior import has_prior, with_chains
 from sdeinfer.diagnostics._summary import fixed_of, identified_of, parameters_of
+from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.layers import kind_in_words
 from sdeinfer.layers._templates import ARCHITECTURES, architecture_in
 from sdeinfer.parameters import SLOPES, SYMBOLS
@@ -28,18 +30,18 @@ from sdeinfer.plots import (
     plot_ranks,
     plot_terminal_correlation,
 )
-from sdeinfer.report._render import figure_of, inline, versions
+from sdeinfer.report._render import figure_of, inline, moment, versions
 
 CAPTIONS = {
-    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known. Networks "
-    "of one width identify one combination of c₊ and c₋, close to their gap; the prior determines the other.",
+    "posterior": "Posterior of each parameter with its mean and 94 % interval; dashed: the truth, if known.",
     "correlation_paths": "Correlations between tokens over depth: observed networks against predictions at draws from "
     "the posterior, started at the networks' own first covariances.",
-    "terminal_correlation": "Correlations after the last layer: observed networks against predictions.",
-    "innovations": "Innovations of the layers at the posterior mean, in eight directions: a direction outside the band "
-    "means that the layers do not follow the fitted law.",
-    "ranks": "Ranks of each chain's draws among all draws, less their expectation: the chains agree if the curves stay "
-    "near zero, with p above α.",
+    "terminal_correlation": "Correlations after the last layer, one for each pair of tokens: observed networks against "
+    "predictions, with their numbers.",
+    "innovations": "Innovations of the layers at the posterior mean, in several directions. If the layers follow the "
+    f"fitted law, all are inside of the band in {100 * (1 - LEVEL):g} % of fits.",
+    "ranks": "Ranks of each chain's draws among all draws, less even ranks: the chains agree if the curves stay near "
+    f"zero. Below p = {LEVEL:g} they do not.",
 }
 """Captions of a report's figures, by file name."""
 
@@ -65,7 +67,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     kind = architecture_in(post.attrs) if post.attrs["architecture"] in ARCHITECTURES else None
     sizes = {
         "architecture": kind_in_words(kind) if kind else post.attrs["architecture"],
-        "networks": observed.sizes["network"],
+        "networks": _networks(post),
         "observed layers": observed.sizes["layer"],
         "tokens": observed.sizes["token_a"],
         "width": ", ".join(f"{n:g}" for n in np.unique(post.children["constant_data"].to_dataset()["width"])),
@@ -74,7 +76,7 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
     }
     if "posterior_predictive" in post.children:
         sizes["exploded predictions"] = f"{post.children['posterior_predictive'].attrs['exploded']:.2%}"
-    parameters, identified = summarise(post), _identified(post)
+    parameters, identified, slopes = summarise(post), _identified(post), _slopes(post)
     pictures = {name: (name, CAPTIONS[name], inline(figure)) for name, figure in drawn.items()}
     first = next((pictures.pop(name) for name in ("correlation_paths", "posterior") if name in pictures), None)
     page = render(
@@ -83,7 +85,8 @@ def write_report(post: xr.DataTree, verdicts: Check, drawn: Mapping[str, Figure]
         identified=identified,
         parameters=parameters,
         labels={name: _label(str(name)) for name in (*parameters.index, *identified.index)},
-        repeats_prior=_repeats_prior(post, verdicts),
+        repeats_prior=[*verdicts.unidentified, *slopes],
+        slopes=slopes,
         first=first,
         figures=list(pictures.values()),
         provenance=sizes | _provenance(post),
@@ -146,10 +149,10 @@ def _label(name: str) -> str:
     return f"{symbol} ({name})" if symbol else name
 
 
-def _repeats_prior(post: xr.DataTree, verdicts: Check) -> list[str]:
-    """Parameters whose posterior is close to the prior: unidentified ones, and the slopes beside their gap."""
+def _slopes(post: xr.DataTree) -> list[str]:
+    """Slopes of which the data identify the gap alone, so that their posterior is close to the prior."""
     slopes = [name for name in parameters_of(post) if name.rpartition(".")[2] in SLOPES.parameters]
-    return [*verdicts.unidentified, *(name for name in slopes if name not in identified_of(post))]
+    return [name for name in slopes if name not in identified_of(post)]
 
 
 def _number(value: float) -> float | None:
@@ -158,23 +161,51 @@ def _number(value: float) -> float | None:
 
 
 def _identified(post: xr.DataTree) -> pd.DataFrame:
-    """The table of `identification` with headings in words."""
+    """The table of `identification` as texts, with headings in words, and with how many networks 10 % would take."""
+    if not has_prior(post):
+        return pd.DataFrame()
     titles = {
         "information": "data alone",
         "expected": "expected contraction",
-        "networks": "× networks for 10 %",
+        "networks": "networks for 10 %",
         "to_prior": "sensitivity to prior",
         "to_likelihood": "sensitivity to likelihood",
     }
-    return identification(post).rename(columns=titles) if has_prior(post) else pd.DataFrame()
+    table = identification(post)
+    texts = table.map(lambda value: significant(value, 2))
+    for column in table.columns.intersection(["contraction", "expected"]):
+        texts[column] = [f"{value:.2f}" for value in table[column]]
+    if "networks" in table:
+        texts["networks"] = [_count(times * _networks(post)) for times in table["networks"]]
+    return texts.rename(columns=titles)
+
+
+def _networks(post: xr.DataTree) -> int:
+    """How many networks were fitted; a posterior of data in chunks holds some of them."""
+    return int(post.attrs.get("networks", post.children["observed_data"].sizes["network"]))
+
+
+def _count(number: float) -> str:
+    """An estimate of a count, to two digits and rounded up."""
+    return f"{math.ceil(float(f'{number:.2g}')):,}" if number < 1e7 else f"{number:.0e}"
 
 
 def _provenance(post: xr.DataTree) -> dict[str, Any]:
     covariance = np.ascontiguousarray(post.children["observed_data"].to_dataset()["covariance"].values)
-    recorded = ("model", "command", "seed", "elapsed_s", "created_at", "sdeinfer_version")
+    recorded = {
+        "model": "model",
+        "command": "command",
+        "seed": "seed",
+        "elapsed_s": "seconds of the fit",
+        "created_at": "date of the fit",
+        "sdeinfer_version": "version of sdeinfer",
+    }
+    facts = {words: post.attrs[name] for name, words in recorded.items() if name in post.attrs}
+    if "created_at" in post.attrs:
+        facts[recorded["created_at"]] = moment(datetime.fromisoformat(post.attrs["created_at"]))
     return {
-        **{name.replace("_", " "): post.attrs[name] for name in recorded if name in post.attrs},
-        "page by": versions("jax", "diffrax", "numpyro", "arviz-stats"),
+        **facts,
+        "page by": versions("sdeinfer", "jax", "diffrax", "numpyro", "arviz-stats"),
         "data (SHA-256)": hashlib.sha256(covariance.tobytes()).hexdigest(),
     }
 

@@ -7,6 +7,7 @@ import base64
 import importlib.metadata
 import io
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +40,11 @@ def inline(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=200)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def moment(time: datetime) -> str:
+    """Date and time in words."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def versions(*packages: str) -> str:

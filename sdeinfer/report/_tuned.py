@@ -1,6 +1,7 @@
 """A tuned layer as one HTML page. Tests: `tests/cli/test_studies.py`."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from jaxtyping import PRNGKeyArray
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from sdeinfer._files import write_text
 from sdeinfer._html import render
 from sdeinfer.plots import plot_tuned
-from sdeinfer.report._render import figure_of, inline, versions
+from sdeinfer.report._render import figure_of, inline, moment, versions
 from sdeinfer.tuning import Tuned
 
 CAPTION = (
@@ -50,5 +51,6 @@ def _provenance(tuned: Tuned) -> dict[str, str]:
         "start": ", ".join(f"{name} = {value:.4g}" for name, value in search["start"].items()),
         f"exploded {tuned.samples}": f"{search['exploded']:.2%}",
         "spread of logits": f"{search['logit_spread']:.2g}",
+        "date": moment(datetime.now(UTC)),
         "page by": versions("sdeinfer", "jax", "diffrax", "scipy"),
     }

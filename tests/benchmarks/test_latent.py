@@ -14,7 +14,7 @@ import numpyro.infer
 import pytest
 from arviz_stats.base import array_stats
 from helpers.cases import layer_of
-from helpers.internals import Assumptions, path_statistics
+from helpers.internals import Assumptions, bridges_of, path_statistics
 
 import sdeinfer as si
 from sdeinfer.infer import NUTS, Metropolis
@@ -43,7 +43,8 @@ def test_ways_to_fit_every_eighth_layer():
     V0 = si.equicorrelated(tokens=3, correlation=0.2)
     data = si.sample_networks(truth, V0, width=256, depth=32, networks=4, observe_every=8, key=jr.key(1))
     latent, coarse, assumptions = si.models.thinned_path, si.models.full_path, Assumptions(kind, "limit")
-    bridges, steps = latent.bridges(data, assumptions), path_statistics(any_transitions(data), assumptions=assumptions)
+    path = any_transitions(data)
+    bridges, steps = bridges_of(path, assumptions), path_statistics(path, assumptions=assumptions)
     ways = {
         "Metropolis, bridges": lambda key: Metropolis(**SIZES).sample(latent, bridges, key=key).samples,
         "NUTS, bridges": lambda key: on_everything(latent, bridges, key),

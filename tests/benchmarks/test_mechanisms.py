@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from calibration.finite_width import ASSUMED, SIZES, TRANSFORMER, data_set
 from calibration.study import importance_sample, report, statistics
-from helpers.internals import NetworkKeys, in_range, problem_of
+from helpers.internals import NetworkKeys, problem_of
+from helpers.ranges import marked
 
 import sdeinfer as si
 from sdeinfer.models import full_path
@@ -27,7 +28,7 @@ LAW = ASSUMED["full"]["finite-width"]
 
 
 def without_range(data):
-    return statistics(in_range(problem_of(full_path, LAW), data.drop_vars("used"), math.inf)[0], LAW)
+    return statistics(marked(problem_of(full_path, LAW), data.drop_vars("used"), math.inf), LAW)
 
 
 MECHANISMS = {

@@ -7,7 +7,8 @@ import jax.random as jr
 import numpy as np
 from calibration.study import PARETO_K, draw_parameters, posterior, statistics
 from helpers.cases import layer_of
-from helpers.internals import Assumptions, in_range, problem_of
+from helpers.internals import Assumptions, problem_of
+from helpers.ranges import marked
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -50,7 +51,7 @@ def data_set(width, key, assumptions=ASSUMED["full"]["finite-width"], *, more: i
     try:
         layer = layer_of(kind, **truth)
         data = si.sample_networks(layer, V0, width=width, depth=depth, networks=more * networks, key=key_networks)
-        return truth, in_range(problem_of(full_path, assumptions), data)[0]
+        return truth, marked(problem_of(full_path, assumptions), data)
     except si.InputError:
         return truth, None
 

@@ -69,7 +69,8 @@ def statistics(data: xr.Dataset, assumptions: Assumptions) -> PathStatistics:
     """Of one data set, its networks taken together, as a fit of full paths prepares them."""
     path = observed_path(data)
     if assumptions.law == "finite-width":
-        return Networks.of(full_path, assumptions).adjusted(path, path_layout(path, nodes=NODES), pooled=True)
+        problem = Networks.of(full_path, assumptions)
+        return problem.adjusted(problem.statistics(path, path_layout(path, nodes=NODES), pooled=True), path)
     return path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=assumptions)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers.internals import Assumptions, draw_latent, log_prior, log_weights
+from helpers.internals import Assumptions, bridges_of, draw_latent, log_prior, log_weights
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -67,7 +67,7 @@ def test_posteriors_are_as_wide_as_the_information_says(networks):
         "64 outputs": (si.models.outputs, si.sample_outputs(networks, outputs=OUTPUTS, key=jr.key(2))),
     }
     for what, (model, data) in observed.items():
-        prepared = model.bridges(model.select(data), Assumptions(template("transformer")))
+        prepared = bridges_of(model.transitions(model.select(data)), Assumptions(template("transformer")))
         expected = np.sqrt(np.diag(np.linalg.inv(information(model, prepared, jr.key(3)))))[:3]
         row(f"{what}, information", expected)
         if model is si.models.thinned_path:

@@ -12,11 +12,22 @@ import numpy as np
 import pytest
 from calibration.study import assert_calibrated, draw_parameters, ranks_of_sets
 from helpers.cases import layer_of
-from helpers.internals import Assumptions, LayerLaw, in_range, layer_step, power_of, problem_of, singular, unvech
+from helpers.internals import (
+    Assumptions,
+    LayerLaw,
+    bridges_of,
+    layer_step,
+    power_of,
+    problem_of,
+    singular,
+    unvech,
+)
+from helpers.ranges import marked
 
 import sdeinfer as si
 from sdeinfer.infer import Metropolis
 from sdeinfer.layers import template
+from sdeinfer.likelihood import any_transitions
 from sdeinfer.models import thinned_path
 from sdeinfer.observation import covariance_dataset
 
@@ -56,7 +67,7 @@ def random_start(key):
 
 
 def ranks(seen, assumptions, truth, key) -> dict[str, float]:
-    draws = SAMPLER.sample(thinned_path, thinned_path.bridges(seen, assumptions), key=key).samples
+    draws = SAMPLER.sample(thinned_path, bridges_of(any_transitions(seen), assumptions), key=key).samples
     return {site: float(np.mean(draws[site] < truth[site])) for site in IDENTIFIED if site in truth}
 
 
@@ -94,7 +105,7 @@ def test_posteriors_of_thinned_networks_are_calibrated(name, key):
             data = si.sample_networks(
                 layer_of(architecture, **truth), 0.5 * random_start(keys[1]), **sizes, key=keys[2]
             )
-            used = in_range(problem_of(thinned_path, assumptions), data)[0]
+            used = marked(problem_of(thinned_path, assumptions), data)
         except si.InputError:
             return None
         return ranks(used, assumptions, truth, keys[3])

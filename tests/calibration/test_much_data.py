@@ -4,7 +4,8 @@ import jax.random as jr
 import pytest
 from calibration.study import posterior, statistics
 from helpers.budget import assert_within
-from helpers.internals import Assumptions, in_range, problem_of
+from helpers.internals import Assumptions, problem_of
+from helpers.ranges import marked
 
 import sdeinfer as si
 from sdeinfer.layers import template
@@ -23,7 +24,7 @@ def test_gamma_is_recovered_from_two_thousand_networks_of_width_64():
         key_data, key_fit = jr.split(jr.key(seed))
         layer = si.ShapedTransformer(**TRUTH)
         data = si.sample_networks(layer, V0, width=64, depth=32, networks=2000, key=key_data)
-        data, _ = in_range(problem_of(full_path, assumed["finite-width"]), data)
+        data = marked(problem_of(full_path, assumed["finite-width"]), data)
         left_out = 1 - float(data["used"][:, :-1].mean())
         line = f"seed {seed}: {left_out:.1%} left out"
         for law, assumptions in assumed.items():

@@ -17,7 +17,7 @@ def data(tmp_path):
 
 
 def test_parts_and_workers_write_the_same_ensemble(data, tmp_path, monkeypatch):
-    """24 networks in parts of 10, 10 and 4, each written to its region of the folder."""
+    """24 networks in parts of 10, 10 and 4."""
     monkeypatch.setattr("sdeinfer.cli._networks._networks_at_once", lambda tokens, layers: 10)
     assert run("observe", *SMALL_NETWORKS, "--out", tmp_path / "parts.zarr").exit_code == 0
     monkeypatch.setattr("sdeinfer.cli._networks.at_work", lambda *_: contextlib.nullcontext(enter_result=True))

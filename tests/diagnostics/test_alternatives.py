@@ -101,7 +101,7 @@ def test_sizes_are_named():
     assert different_sizes(template("transformer", output_projection=True), template("transformer")) == [
         "an output projection"
     ]
-    assert different_sizes(ONE, template("mlp")) == []
+    assert different_sizes(ONE, template("mlp")) == ["attention"]
 
 
 @pytest.mark.long

@@ -12,12 +12,11 @@ from diagnostics.one_token import GAMMA, by_hand, one_token
 from helpers.internals import (
     DIRECTIONS,
     Assumptions,
-    FittedPosterior,
     Networks,
+    Residuals,
     attributes_of_layer,
     direction_weights,
     groups_of_data,
-    laws_of,
     layer_at,
     observed_path,
     of_conflict,
@@ -25,10 +24,8 @@ from helpers.internals import (
     path_layout,
     path_statistics,
     posterior_mode,
-    score_sums,
     unvech,
     used_of,
-    with_used,
 )
 
 import sdeinfer as si
@@ -59,7 +56,8 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     if law == "limit":
         statistics = path_statistics(path, pooled=True, assumptions=assumptions)
     else:
-        statistics = Networks.of(FULL_PATH, assumptions).adjusted(path, path_layout(path, nodes=64), pooled=True)
+        problem = Networks.of(FULL_PATH, assumptions)
+        statistics = problem.adjusted(problem.statistics(path, path_layout(path, nodes=64), pooled=True), path)
     u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     if law == "finite-width":
         # What else the adjustment changes is not of interest here.
@@ -70,7 +68,7 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
         u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     values = TRANSFORMER.coordinates.constrained(u)
     layers = xr.Dataset({name: ("network", np.full(data.sizes["network"], x)) for name, x in values.items()})
-    groups = groups_of_data(with_used(data, used_of(data)))
+    groups = groups_of_data(data, used_of(data))
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset(), "layers": layers, **groups})
     tree.attrs = {**attributes_of_layer(TRANSFORMER), "law": law, "every_layer": 1.0}
     return u, tree
@@ -85,7 +83,7 @@ def at_mode() -> tuple[np.ndarray, xr.DataTree]:
 def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -> xr.Dataset:
     """The layers with a misfit of some size in one direction of `innovation_tests`, under the law of the tree."""
     number = list(DIRECTIONS).index(misfit)
-    ((path, law),) = laws_of(FittedPosterior.of(tree, data))
+    ((path, law),) = Residuals.of(tree, data).laws
     ends = []
     for here in innovations(path, law):
         at = path.coordinates(here.transitions)
@@ -101,7 +99,7 @@ def with_misfit(data: xr.Dataset, tree: xr.DataTree, misfit: str, size: float) -
 
 def sd_of(tree: xr.DataTree, data: xr.Dataset) -> np.ndarray:
     """Standard deviations by the scatter of the scores, in which the predicted moves are."""
-    sums = score_sums(FittedPosterior.of(tree, data))
+    sums = Residuals.of(tree, data).sums
     inverse = np.linalg.inv(sums.information + np.eye(len(sums.information)))
     return np.sqrt(np.diagonal(inverse @ sums.scatter @ inverse))[: len(NAMES)]
 
@@ -186,7 +184,6 @@ def test_the_move_by_a_prior_of_one_token_by_hand():
     logits = 0.02 * np.random.default_rng(2).standard_normal(50)
     for name, mean in (("posterior", 0.0), ("prior", -9.0)):
         tree[name] = xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-mean - logits[None])))})
-    posterior = FittedPosterior.of(tree, data)
-    (found,) = of_conflict(score_sums(posterior), posterior)
+    (found,) = of_conflict(Residuals.of(tree, data)).verdicts
     np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)
     assert found.advice.startswith("the prior of gamma, about 0.000123, contradicts the data, which pull it ")

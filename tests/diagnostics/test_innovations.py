@@ -11,7 +11,7 @@ from diagnostics.one_token import GAMMA, WIDTH, innovations_of_one, one_token
 from helpers import references
 from helpers.budget import assert_within
 from helpers.cases import LAYERS
-from helpers.internals import attributes_of_layer, groups_of_data, pairs, successive, used_of, with_used
+from helpers.internals import attributes_of_layer, groups_of_data, pairs, successive, used_of
 from helpers.references import assert_agrees
 
 import sdeinfer as si
@@ -33,9 +33,7 @@ def known(layer, data: xr.Dataset) -> xr.DataTree:
     layers = xr.Dataset(
         {name: ("network", np.full(data.sizes["network"], float(x))) for name, x in layer.parameters().items()}
     )
-    tree = xr.DataTree.from_dict(
-        {"posterior": posterior, "layers": layers, **groups_of_data(with_used(data, used_of(data)))}
-    )
+    tree = xr.DataTree.from_dict({"posterior": posterior, "layers": layers, **groups_of_data(data, used_of(data))})
     tree.attrs = {**attributes_of_layer(architecture), "law": "finite-width", "every_layer": 1.0}
     return tree
 

@@ -3,7 +3,8 @@
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, of_unlike_layers
+import xarray as xr
+from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, Residuals, ScoreSums, of_unlike_layers
 from scipy import stats
 
 import sdeinfer as si
@@ -18,21 +19,25 @@ def noise_of(sds, networks=FEWEST_OF_A_LAYER):
     return np.stack([(squared**moment).sum(axis=0) for moment in range(3)])
 
 
-def verdict_on(sds, **sizes):
-    return of_unlike_layers(noise_of(sds, **sizes), TOKENS, np.arange(len(sds) + 1))
+def verdicts_on(noise):
+    """Of innovations with these sums."""
+    layers = xr.Dataset(coords={"layer": np.arange(noise.shape[1] + 1), "token_a": np.arange(TOKENS)})
+    residuals, nothing = Residuals(xr.DataTree(), layers, None), dict.fromkeys(ScoreSums._fields, np.zeros(0))
+    vars(residuals)["sums"] = ScoreSums(**nothing | {"noise": noise, "layers": 0})
+    return of_unlike_layers(residuals).verdicts
 
 
 def test_one_layer_is_unlike_the_others():
-    (found,) = verdict_on([1, 1, 2**0.5, 1, 1], networks=64)
+    (found,) = verdicts_on(noise_of([1, 1, 2**0.5, 1, 1], networks=64))
     assert not found.passed
     assert found.value == pytest.approx(2 / 1.2, rel=0.2)  # over the mean of all five
     assert found.advice.startswith("from layer 2 to 3 the noise is 1.")
-    (found,) = verdict_on([1, 1, 1, 1, 0.5], networks=64)
+    (found,) = verdicts_on(noise_of([1, 1, 1, 1, 0.5], networks=64))
     assert not found.passed
 
 
 def test_equal_layers_pass_whatever_their_common_noise():
-    assert all(each.value == 1.0 for sd in (0.7, 1.0, 1.3) for each in verdict_on([sd] * 8))
+    assert all(each.value == 1.0 for sd in (0.7, 1.0, 1.3) for each in verdicts_on(noise_of([sd] * 8)))
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])
@@ -41,12 +46,12 @@ def test_squares_that_are_alike_are_no_evidence(share):
     normal_error = np.sqrt(2 / 6 / FEWEST_OF_A_LAYER)
     less = -np.expm1(-share * stats.norm.isf(LEVEL / 4) * normal_error)
     mean = np.array([1 + less, 1 - less])
-    (found,) = of_unlike_layers(FEWEST_OF_A_LAYER * np.stack([mean**0, mean, mean**2]), TOKENS, np.arange(3))
+    (found,) = verdicts_on(FEWEST_OF_A_LAYER * np.stack([mean**0, mean, mean**2]))
     assert (found.value > 1) == (share > 1)
 
 
 def test_layers_of_few_transitions_are_not_tested():
-    assert verdict_on([1, 1, 3], networks=FEWEST_OF_A_LAYER - 1) == []
+    assert verdicts_on(noise_of([1, 1, 3], networks=FEWEST_OF_A_LAYER - 1)) == ()
 
 
 def test_states_that_were_not_observed_are_found(fitted, checked, networks):

@@ -50,7 +50,7 @@ def test_transforms_of_one_law_are_uniform():
 
 
 def test_another_law_is_seen():
-    left_out, _ = of_predictions(tree(scale=1.5)) or []
+    left_out, _ = of_predictions(tree(scale=1.5)).verdicts
     assert left_out.value < 1e-6
     assert "log-eigenvalue after the last layer varies between networks otherwise" in left_out.advice
     assert stats.kstest(left_out_transforms(tree(scale=1.5))["mean correlation"], "uniform").pvalue > 1e-4
@@ -176,15 +176,15 @@ def test_networks_that_no_draw_predicts_fail(scale, law, failed):
     predicted = data["posterior_predictive"].to_dataset().assign_attrs(law=law)
     predicted["covariance"][0, ::2] *= 0.5
     data["posterior_predictive"] = predicted
-    found = of_draws(data)
+    found = of_draws(data).verdicts
     assert len(found) == failed
     assert all("largest log-eigenvalue" in each.advice for each in found)
-    assert not of_draws(data.isel(network=slice(7)))
+    assert not of_draws(data.isel(network=slice(7))).verdicts
 
 
 def test_weights_that_are_not_known_leave_the_distance(monkeypatch):
     """As where no Pareto law fits the tail of any network's weights."""
     unknown = np.full((DRAWS, NETWORKS), np.nan)
     monkeypatch.setattr("sdeinfer.diagnostics._predictive._left_out_weights", lambda post: unknown)
-    (distance,) = of_predictions(tree()) or []
+    (distance,) = of_predictions(tree()).verdicts
     assert distance.name == "distance from predictions, floors"

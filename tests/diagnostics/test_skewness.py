@@ -6,7 +6,7 @@ import pytest
 from helpers.budget import assert_mean
 from helpers.cases import random_covariance
 from helpers.fits import AtTheMode
-from helpers.internals import FittedPosterior, Path, of_skewness, third_moments
+from helpers.internals import Path, Residuals, of_skewness, third_moments
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
@@ -30,7 +30,7 @@ def attention(X: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
     return np.sqrt(1 - GAMMA**2) * X + GAMMA * A @ V
 
 
-def posterior_of(kind: str) -> FittedPosterior:
+def posterior_of(kind: str) -> Residuals:
     """A fit to covariances, without hidden states."""
     rng, networks = np.random.default_rng(0), []
     for _ in range(60):
@@ -41,16 +41,16 @@ def posterior_of(kind: str) -> FittedPosterior:
     data = si.covariance_dataset(networks, width=WIDTH)
     sampler = AtTheMode(chains=2, draws=50)
     post = si.fit(si.models.full_path, data, architecture="attention", sampler=sampler, predictions=1, key=jr.key(0))
-    return FittedPosterior.of(post)
+    return Residuals.of(post)
 
 
 @pytest.mark.parametrize("kind", ["normal", "sparse", "orthogonal"])
 def test_orthogonal_weights_are_found_and_others_are_not(kind):
-    posterior = posterior_of(kind)
-    (verdict,) = of_skewness(posterior)
+    residuals = posterior_of(kind)
+    (verdict,) = of_skewness(residuals).verdicts
     assert verdict.passed == (kind != "orthogonal")
     if kind == "orthogonal":
-        draws = posterior.tree["posterior"]["gamma"].values
+        draws = residuals.draws["gamma"].values
         assert draws.mean() + 4 * draws.std() < GAMMA  # γ absorbs what they lack
         assert "weights that are orthogonal" in verdict.advice
 

@@ -2,7 +2,7 @@
 
 from sdeinfer import _cache, _progress
 from sdeinfer._files import InputError, staged_file, staged_folder
-from sdeinfer._map_reduce import map_chunks, reduce_chunks
+from sdeinfer._map_chunks import map_chunks
 from sdeinfer._progress import ProgressBar, done, phase, progress_line, with_progress_line
 from sdeinfer._seeds import of_seed
 from sdeinfer._threads import in_threads
@@ -60,20 +60,25 @@ from sdeinfer.covariance._matrix import (
 )
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
-from sdeinfer.diagnostics._alternatives import Alternative, log_ratios, neighbours
+from sdeinfer.diagnostics._alternatives import (
+    Alternative,
+    different_sizes,
+    log_ratios,
+    neighbours,
+    verdict_on_alternatives,
+)
 from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import of_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
-from sdeinfer.diagnostics._innovations import DIRECTIONS, direction_weights, laws_of, score_sums, successive
+from sdeinfer.diagnostics._innovations import DIRECTIONS, ScoreSums, direction_weights, successive
 from sdeinfer.diagnostics._one_layer import of_unlike_layers
-from sdeinfer.diagnostics._own import different_sizes, of_alternatives
-from sdeinfer.diagnostics._posterior import PRIOR_SD, FittedPosterior
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import excluded_layers, of_range
+from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._shortcut import of_shortcuts
 from sdeinfer.diagnostics._skewness import of_skewness, third_moments
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL
+from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
 from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
@@ -81,16 +86,9 @@ from sdeinfer.infer._covariances import groups_of_data
 from sdeinfer.infer._densities import latent_structure, log_likelihoods
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, expansion, minimum, points_around, slopes
 from sdeinfer.infer._innovations import LawAt
+from sdeinfer.infer._latent_densities import draw_latent, latent_mode, log_prior, log_weights
 from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
-from sdeinfer.infer._metropolis import (
-    FREEDOM,
-    Proposal,
-    _log_t,
-    draw_latent,
-    latent_mode,
-    log_prior,
-    log_weights,
-)
+from sdeinfer.infer._metropolis import FREEDOM, Proposal, _log_t
 from sdeinfer.infer._mode import (
     LayerAt,
     Mode,
@@ -107,6 +105,7 @@ from sdeinfer.infer._predictive import affordable_draws, last_layer, predicted_d
 from sdeinfer.infer._range import (
     Coldest,
     Range,
+    Selection,
     in_range,
     latent_time,
     range_to_fit,
@@ -142,7 +141,7 @@ from sdeinfer.layers._templates import ARCHITECTURES, attributes_of_layer, call_
 from sdeinfer.layers._wishart import wishart_draws, wishart_factor
 from sdeinfer.likelihood import _terms, _transitions
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
-from sdeinfer.likelihood._bridge import Span, _log, bridge
+from sdeinfer.likelihood._bridge import Span, _log, bridge, bridges_of
 from sdeinfer.likelihood._full_path import FullPath, densities_at
 from sdeinfer.likelihood._increments import BranchPath, Increments
 from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of

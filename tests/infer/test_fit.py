@@ -20,7 +20,8 @@ FULL_PATH = si.models.full_path
 def prepared_as_in(post, data):
     """The statistics of the transitions that a fit used."""
     assumptions = Assumptions(template(post.attrs["architecture"]), post.attrs["law"])
-    return problem_of(FULL_PATH, assumptions).prepare(data.assign({USED: post["constant_data"][USED]})).networks
+    problem, used = problem_of(FULL_PATH, assumptions), data.assign({USED: post["constant_data"][USED]})
+    return problem.reduced(used, problem.transitions(used))
 
 
 def test_the_result_has_every_group_that_arviz_looks_for(fitted, networks):

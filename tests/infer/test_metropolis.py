@@ -11,21 +11,22 @@ from helpers.internals import (
     Assumptions,
     Proposal,
     _log_t,
-    in_range,
+    bridges_of,
     latent_mode,
     latent_time,
     logit_scale,
     outputs_of,
     problem_of,
     spread_growth,
-    used_of,
 )
+from helpers.ranges import selected
 from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_t
 
 import sdeinfer as si
 from sdeinfer.infer import Metropolis, predict
 from sdeinfer.layers import template
+from sdeinfer.likelihood import any_transitions
 
 FEEDFORWARD, KEY = template("feedforward"), jr.key(0)
 SIZES = {"chains": 2, "draws": 300, "warmup": 200}
@@ -46,7 +47,7 @@ def thinned(data, k: int):
 def test_metropolis_draws_from_the_posterior_that_nuts_draws_from(data):
     """NUTS moves all innovations at once with the parameters."""
     model = si.models.thinned_path
-    prepared = model.bridges(thinned(data, 3).isel(network=slice(4)), Assumptions(FEEDFORWARD))
+    prepared = bridges_of(any_transitions(thinned(data, 3).isel(network=slice(4))), Assumptions(FEEDFORWARD))
     ours = Metropolis(**SIZES).sample(model, prepared, key=jr.key(2)).samples
     sizes = {"num_warmup": SIZES["warmup"], "num_samples": SIZES["draws"], "num_chains": SIZES["chains"]}
     chains = MCMC(NUTS(model, dense_mass=True), **sizes, chain_method="sequential", progress_bar=False)
@@ -129,7 +130,7 @@ def test_outputs_are_predicted_as_what_is_observed_of_them(data):
 def attention(monkeypatch):
     """Networks whose modes are those at latent layers of zero: normals of one precision are not those of the other."""
     monkeypatch.setattr(
-        "sdeinfer.infer._metropolis.draw_latent",
+        "sdeinfer.infer._latent_densities.draw_latent",
         lambda model, prepared, key: jnp.zeros((len(prepared), *prepared.innovations)),
     )
     V0 = si.equicorrelated(tokens=2, correlation=0.0, norm=1.1)
@@ -142,7 +143,7 @@ def test_single_precision_finds_the_same_mode(attention):
     model, modes = si.models.thinned_path, []
     for x64 in (True, False):
         with jax.enable_x64(x64):
-            prepared = model.bridges(thinned(attention, 8), Assumptions(template("attention")))
+            prepared = bridges_of(any_transitions(thinned(attention, 8)), Assumptions(template("attention")))
             modes.append(latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.key(0)))
     double, single = modes
     assert (np.abs(single.x - double.x) < 0.3 * double.sd).all()
@@ -151,11 +152,12 @@ def test_single_precision_finds_the_same_mode(attention):
 def test_the_range_counts_what_the_spread_may_grow_to(attention):
     """By two standard deviations of log V over the latent layers; the rule still looks at the start alone."""
     data, seen = attention, thinned(attention, 8)
-    assert (spread_growth(latent_time(data), 0.9) == 1.0).all()
-    growth = spread_growth(latent_time(seen), 0.9)
+    problem = problem_of(si.models.thinned_path, Assumptions(template("attention")))
+    assert (spread_growth(latent_time(problem.transitions(data)), 0.9) == 1.0).all()
+    growth = spread_growth(latent_time(problem.transitions(seen)), 0.9)
     np.testing.assert_allclose(growth, np.exp(2 * np.sqrt(2 * 0.9 * 7 / 128)))
-    marked, found, _ = in_range(problem_of(si.models.thinned_path, Assumptions(template("attention"))), seen, 0.3)
-    used, scale = used_of(marked), logit_scale(seen)
+    path, found, _ = selected(problem, seen, 0.3)
+    used, scale = path.used, logit_scale(seen)
     np.testing.assert_array_equal(used, scale <= scale[used].max())
     assert scale[used].max() < 0.3 * found["pilot_tau0"]
 

@@ -15,11 +15,11 @@ from helpers.internals import (
     Assumptions,
     Coldest,
     LayerAt,
+    Path,
     Range,
     attention_bend,
     attention_drift_next,
     attention_growth,
-    in_range,
     logit_scale,
     logit_spread,
     mean_spread,
@@ -27,8 +27,8 @@ from helpers.internals import (
     range_to_fit,
     rounding,
     transitions_allowed,
-    used_of,
 )
+from helpers.ranges import selected
 from scipy.special import softmax
 
 import sdeinfer as si
@@ -42,8 +42,14 @@ EXPLODING = si.ShapedTransformer(gamma=0.5, tau0=0.5, c_plus=0.0, c_minus=-1.5)
 
 def in_range_of(data, largest=LARGEST_LOGIT, assumptions=TRANSFORMER):
     """Whether each transition is used, and what was found."""
-    marked, found, _ = in_range(problem_of(FULL_PATH, assumptions), data, largest)
-    return used_of(marked), found
+    path, attributes, _ = selected(problem_of(FULL_PATH, assumptions), data, largest)
+    return path.used, attributes
+
+
+def to_fit(data, largest):
+    """What a fit selects."""
+    problem = problem_of(FULL_PATH, TRANSFORMER)
+    return range_to_fit(problem, data, problem.transitions(data), largest)
 
 
 def exploding(networks: int, depth: int, seed: int, norm: float = 2.0, tokens: int = 4):
@@ -88,6 +94,12 @@ def test_growth_by_attention_is_the_largest_relative_change_of_the_drift():
     np.testing.assert_allclose(attention_growth(V[None], np.array([32])), abs(change).max() / 32, rtol=1e-10)
 
 
+def starts_of(V, width: float) -> Path:
+    """Transitions that start at given covariances, each of a network of its own."""
+    number = np.arange(len(V))
+    return Path(V[:, None], np.full(len(V), width), number, 0 * number, gap=np.ones(1, int))
+
+
 def near_a_line(condition: float) -> np.ndarray:
     """Three tokens of different lengths, near a line: no other direction is as large as 1/condition."""
     u, rest = np.array([1.0, 0.6, -0.8]), np.array([0.3, -1.0, 0.5])
@@ -111,8 +123,8 @@ def test_tokens_near_a_line_leave_it_by_the_fourth_power_of_a_normal():
     np.testing.assert_allclose(width * S.var() / 2, expected, rtol=0.12)  # of leading order, 3 %; by sampling, 2.3 %
     a = gamma**2 * (2 - gamma**2)
     coldest = Coldest(np.log(tau0), noise=a, drift=0.0, mixing=gamma**4 / heads)
-    nothing = dict.fromkeys((logit_spread, attention_growth), np.zeros((1, 1)))
-    grown = coldest.grown(nothing | {attention_bend: bend[None, None]}) / tau0
+    nothing = dict.fromkeys((logit_spread, attention_growth), np.zeros(1))
+    grown = coldest.grown(starts_of(V[None], width), nothing | {attention_bend: bend[None]}) / tau0
     np.testing.assert_allclose(grown**4, gamma**4 * expected / a, rtol=1e-6)
 
 
@@ -135,12 +147,13 @@ def test_the_drift_of_the_coldest_layer_is_without_its_temperature():
 def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
     """One layer moves them by tens of standard deviations, which the series gives to 10 % only."""
     X = np.array([[[1.0, 0.0], [1.0, 0.03], [-0.5, 0.9]], [[1.7, 0.0], [1.4, 1.0], [1.7, 0.8]]])
-    V, width = 4 * (X @ X.mT + 1e-4 * np.eye(3))[:, None], np.full((2, 1), 64.0)
+    V, width = 4 * (X @ X.mT + 1e-4 * np.eye(3)), np.full(2, 64.0)
     spread = logit_spread(V, width)
-    starts = {logit_spread: spread, attention_growth: attention_growth(V, width), rounding: np.zeros((2, 1))}
-    starts[attention_bend] = np.zeros((2, 1))
+    measures = {logit_spread: spread, attention_growth: attention_growth(V, width), rounding: np.zeros(2)}
+    measures[attention_bend] = np.zeros(2)
     assert spread[0] < spread[1]
-    assert Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts).ravel().tolist() == [False, True]
+    inside = Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts_of(V, 64.0), measures)
+    assert inside.tolist() == [False, True]
 
 
 @pytest.mark.one_case
@@ -170,7 +183,7 @@ def test_correlations_are_refused(networks):
     norms = np.sqrt(np.diagonal(V, axis1=-2, axis2=-1))
     data = networks.assign(covariance=networks["covariance"].copy(data=V / (norms[..., None] * norms[..., None, :])))
     with pytest.raises(si.InputError, match="network 0: no token changes its norm in any layer"):
-        range_to_fit(problem_of(FULL_PATH, TRANSFORMER), data, LARGEST_LOGIT)
+        to_fit(data, LARGEST_LOGIT)
 
 
 def test_a_posterior_says_what_it_left_out(networks):
@@ -229,8 +242,8 @@ def test_a_fit_keeps_half_where_nothing_is_in_range(burst):
     late = covariance_dataset(last["covariance"].values, width=128, architecture="transformer")
     with pytest.raises(ValueError, match="covariance: no transition starts inside the range of the law: .* is allowed"):
         in_range_of(late, 1e-6)
-    marked, found, _ = range_to_fit(problem_of(FULL_PATH, TRANSFORMER), late, 1e-6)
-    used, spread = used_of(marked), logit_scale(late)
+    path, found, _ = to_fit(late, 1e-6)
+    used, spread = path.used, logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()
     assert "no transition starts inside the range" in found["out_of_range"]

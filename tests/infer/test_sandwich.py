@@ -21,12 +21,13 @@ from helpers.internals import (
     _scatter,
     curvature_of_priors,
     found_from,
-    in_range,
     observed_path,
+    path_layout,
     posterior_mode,
     problem_of,
     sandwich,
 )
+from helpers.ranges import selected
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
@@ -78,9 +79,9 @@ def test_the_mode_is_that_of_the_uncompressed_law(networks):
     What is left after the last step, which is shorter than a quarter, was at most 0.08 standard deviations for four
     keys, and 0.004 with thirty times the data.
     """
-    data, *_ = in_range(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks))
-    path = observed_path(data)
-    found, terms = NETWORKS.adjusted(path), path.terms(np.arange(len(path)))
+    path = selected(problem_of(FULL_PATH, Assumptions(TRANSFORMER)), sampled(networks)).path
+    statistics = NETWORKS.statistics(path, path_layout(path), pooled=False)
+    found, terms = NETWORKS.adjusted(statistics, path), path.terms(np.arange(len(path)))
     u, shift = np.asarray(found.adjustment.centre), np.asarray(found.adjustment.shift)
 
     def smooth_density(u):
@@ -128,8 +129,9 @@ def test_much_information_gives_the_sandwich_and_none_gives_nothing():
 
 
 def test_statistics_for_a_law_of_finite_width_are_refused_by_the_limit():
+    statistics = NETWORKS.statistics(path(), path_layout(path()), pooled=True)
     with pytest.raises(ValueError, match="path: these data were prepared for a law of finite width"):
-        FullPath(si.ShapedTransformer(**TRUTH).limit(), NETWORKS.statistics(path()))
+        FullPath(si.ShapedTransformer(**TRUTH).limit(), statistics)
 
 
 def test_the_scatter_is_the_mean_of_products_of_the_scores_of_its_draws():

@@ -170,12 +170,12 @@ def on_input(data: xr.Dataset):
 @pytest.mark.parametrize("test", [on_input, dependence_of_pairs])
 def test_p_values_of_independent_rows_are_uniform(test, widths):
     rng = np.random.default_rng(list(widths))
-    assert_distribution([test(increments(rng, widths)).worst[2] for _ in range(1_000)], lambda p: p)
+    assert_distribution([test(increments(rng, widths)).p for _ in range(1_000)], lambda p: p)
 
 
 def test_p_values_of_the_worst_pair_count_the_pairs():
     rng, level, count = np.random.default_rng(0), 0.1, 1_000
-    found = np.array([dependence_of_pairs(increments(rng, (32,), 4)).worst[2] for _ in range(count)])
+    found = np.array([dependence_of_pairs(increments(rng, (32,), 4)).p for _ in range(count)])
     # Nearly: six pairs of independent increments have the probability 1 − (1 − 0.1/6)⁶.
     expected = 1 - (1 - level / 6) ** 6
     assert_estimate((found < level).mean(), expected, np.sqrt(expected * (1 - expected) / count))
@@ -184,12 +184,12 @@ def test_p_values_of_the_worst_pair_count_the_pairs():
 def test_dependence_is_seen_and_measured():
     tie, rng = 0.5, np.random.default_rng(1)
     data = increments(rng, (4_000,), 4, tie=tie)
-    where, share, p = dependence_of_pairs(data).worst
+    where, share, p = dependence_of_pairs(data)
     assert p < 1e-10
     # Rows of unit variance and those with a share ρ² of them; among themselves they share ρ⁴.
     assert where[0] == 0
     np.testing.assert_allclose(share, tie**2 / (1 + tie**2), atol=4 / np.sqrt(4_000))
-    np.testing.assert_allclose(on_input(data).worst[1], tie**2 / (1 + tie**2), atol=4 / np.sqrt(4_000))
+    np.testing.assert_allclose(on_input(data).share, tie**2 / (1 + tie**2), atol=4 / np.sqrt(4_000))
 
 
 def test_fourth_moments_of_normals():

@@ -78,7 +78,8 @@ def assumed(data: xr.Dataset, law: Any = "finite-width") -> Assumptions:
 
 @functools.cache
 def prepared(law: str):
-    return problem_of(MODEL, assumed(mixed(), law)).prepare(mixed()).networks
+    problem, data = problem_of(MODEL, assumed(mixed(), law)), mixed()
+    return problem.reduced(data, problem.transitions(data))
 
 
 @functools.cache
@@ -105,7 +106,8 @@ def test_the_likelihood_of_a_group_is_that_of_a_full_path(law):
     for number in range(len(groups)):
         path = observed_path(data.isel(network=groups.members(number)))
         alike = MODEL.ungrouped
-        one = problem_of(alike, assumptions).adjusted(path, layout)
+        problem = problem_of(alike, assumptions)
+        one = problem.adjusted(problem.statistics(path, layout, pooled=False), path)
         at = {name: sites[f"group_{name}"][..., number] for name in ("gamma", "tau0", "c_gap", "c_plus", "c_minus")}
         expected = log_likelihoods(alike, one, at | {"c_mean": sites["c_mean"]}, None)["covariance"][0]
         np.testing.assert_allclose(found[:, groups.members(number)], expected, rtol=1e-11)
@@ -117,7 +119,8 @@ def test_each_group_has_the_adjustment_that_it_has_alone():
     grouped, groups, layout = si.prepare(MODEL, data), groups_of(data), path_layout(observed_path(data))
     for number in range(len(groups)):
         members = groups.members(number)
-        alone = problem_of(MODEL.ungrouped, assumed(data)).adjusted(observed_path(data.isel(network=members)), layout)
+        problem, path = problem_of(MODEL.ungrouped, assumed(data)), observed_path(data.isel(network=members))
+        alone = problem.adjusted(problem.statistics(path, layout, pooled=False), path)
         places = grouped.width[members]  # of groups and widths
         own = jax.tree.map(lambda x, places=places: x[places], grouped.adjustment)
         for found, expected in zip(jax.tree.leaves(own), jax.tree.leaves(alone.adjustment), strict=True):

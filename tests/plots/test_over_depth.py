@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from sdeinfer import InputError
 from sdeinfer.criteria import GradientNorms
-from sdeinfer.diagnostics import innovation_tests
+from sdeinfer.diagnostics import innovation_tests, summarise
 from sdeinfer.plots import (
     correlation_bands,
     pair_correlations,
@@ -53,7 +53,8 @@ def test_terminal_correlations_are_densities(fitted):
     axes = plot_terminal_correlation(fitted)
     assert axes.get_xlabel() == "correlation between tokens ρ after layer 10"
     finite = np.isfinite(fitted["posterior_predictive"]["covariance"].isel(layer=-1, token_a=0, token_b=0)).sum().item()
-    assert [line.get_label() for line in axes.lines] == ["networks (72)", f"fit ({3 * finite})"]
+    assert [line.get_label() for line in axes.lines] == ["networks (24)", f"fit ({finite})"]
+    assert finite > 24
     for line in axes.lines:
         assert 0.9 < np.trapezoid(line.get_ydata(), line.get_xdata()) <= 1.001
         assert np.abs(line.get_xdata()).max() <= 1
@@ -71,14 +72,57 @@ def test_posterior_and_ranks_have_a_panel_a_parameter(fitted):
     assert sd == pytest.approx(draws.std(), rel=0.05)
     truth = [line.get_xdata()[0] for line in panels[0].lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(truth, [0.6])
-    assert [axes.get_title() for axes in plot_ranks(fitted)] == ["γ", "τ0", "c₊ − c₋"]
+    # The density is zero at one height.
+    assert len({np.round(low / high, 9) for low, high in (axes.get_ylim() for axes in panels)}) == 1
+    rows = summarise(fitted)
+    for axes, name in zip(panels, ("gamma", "tau0", "c_gap"), strict=True):
+        interval, point = axes.lines[1:3]
+        np.testing.assert_allclose(interval.get_xdata(), rows.loc[name, ["hdi_low", "hdi_high"]].astype(float))
+        np.testing.assert_allclose([point.get_xdata()[0], point.get_ydata()[0]], [rows.loc[name, "mean"], 0.0])
+
+
+def test_a_posterior_of_many_digits_has_its_numbers_below_its_name(fitted):
+    posterior = fitted["posterior"].to_dataset()
+    posterior["tau0"] = 0.02 + 1e-5 * posterior["tau0"]
+    assert [axes.get_title().count("\n") for axes in plot_posterior(fitted)] == [0, 0, 0]
+    panels = plot_posterior(fitted.assign(posterior=xr.DataTree(posterior)))
+    assert [axes.get_title().partition("\n")[0] for axes in panels] == ["γ", "τ0", "c₊ − c₋"]
+    posterior["tau0"] = 1e30 * posterior["tau0"]
+    assert len(plot_posterior(fitted.assign(posterior=xr.DataTree(posterior)))[1].get_title()) < 25
+
+
+def test_the_density_of_a_long_tail_is_that_of_the_bulk(fitted):
+    """One draw in two hundred is a thousand times as large as the others."""
+    posterior = fitted["posterior"].to_dataset().copy(deep=True)
+    far = np.arange(posterior["gamma"].size).reshape(posterior["gamma"].shape) % 400 == 0
+    bulk = posterior["gamma"].values[~far]
+    posterior["gamma"] = posterior["gamma"].where(~far, 1000.0)
+    curve = plot_posterior(fitted.assign(posterior=xr.DataTree(posterior)))[0].lines[0]
+    x, density = curve.get_data()
+    assert abs(x[density.argmax()] - np.median(bulk)) < bulk.std()
+    assert np.sum((bulk.min() < x) & (x < bulk.max())) > 300
+
+
+def test_ranks_are_curves_of_chains_that_share_a_scale(fitted):
+    panels = plot_ranks(fitted)
+    assert [axes.get_title().partition(", p ")[0] for axes in panels] == ["γ", "τ0", "c₊ − c₋"]
+    assert {axes.get_xlabel() for axes in panels} == {"fractional rank"}
+    assert [axes.get_ylabel() for axes in panels] == ["ECDF difference", "", ""]
+    assert len({axes.get_ylim() for axes in panels}) == 1
+    assert [text.get_text() for text in panels[0].figure.legends[0].get_texts()] == ["chain 0", "chain 1"]
+    first, second = (curve_of(panels[0], f"chain {chain}") for chain in (0, 1))
+    # The ranks of two chains of equal length are even together.
+    np.testing.assert_allclose(first, -second, atol=2 / len(first))
 
 
 def test_posteriors_share_the_panels_of_chosen_parameters(fitted):
     panels = plot_posterior({"one": fitted, "two": fitted}, parameters=["c_plus", "gamma"])
     assert [axes.get_title() for axes in panels] == ["c₊", "γ"]
-    legend = panels[-1].get_legend()
-    assert legend is not None
+    assert [text.get_text() for text in panels[0].figure.legends[0].get_texts()] == ["one", "two"]
+    intervals = [line.get_ydata()[0] for line in panels[1].lines if len(line.get_xdata()) == 2][:2]
+    assert intervals[0] > intervals[1] > panels[1].get_ylim()[0]
+    given = list(Figure().subplots(1, 2))
+    legend = plot_posterior({"one": fitted, "two": fitted}, parameters=["c_plus", "gamma"], axes=given)[-1].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
     with pytest.raises(InputError, match="parameters: tau9 is not latent in the posterior"):
         plot_posterior(fitted, parameters=["tau9"])
@@ -93,16 +137,19 @@ def test_ranks_of_slow_chains_are_those_of_near_independent_draws(fitted):
     for k in range(1, draws.shape[1]):
         draws[:, k] = correlation * draws[:, k - 1] + np.sqrt(1 - correlation**2) * draws[:, k]
     even = _ranks_of_gamma(fitted, draws)
-    assert 4 <= draws.shape[1] / _ranked(even) <= 12
+    assert 4 <= draws.shape[1] / len(curve_of(even, "chain 0")) <= 12
     apart = _ranks_of_gamma(fitted, draws + np.array([[1.0], [0.0], [0.0], [0.0]]))
-    assert _ranked(apart) == _ranked(even)
-    assert "p=0.00" not in even.texts[0].get_text()
-    assert "p=0.00" in apart.texts[0].get_text()
+    assert len(curve_of(apart, "chain 0")) == len(curve_of(even, "chain 0"))
+    assert "p < 0.01" not in even.get_title()
+    assert "p < 0.01" in apart.get_title()
+    labels = [{line.get_label() for line in axes.lines} for axes in (even, apart)]
+    assert ["uneven" in of_panel for of_panel in labels] == [False, True]
+    # The ranks of the chain that is too large are missing among the low ones.
+    assert curve_of(apart, "chain 0").min() < -0.2
 
 
-def _ranked(axes):
-    """The draws of a chain; lines of fewer points are parts that ArviZ highlights."""
-    return max(len(line.get_xdata()) for line in axes.lines)
+def curve_of(axes, label: str):
+    return next(line for line in axes.lines if line.get_label() == label).get_ydata()
 
 
 def _ranks_of_gamma(fitted, gamma):
@@ -139,6 +186,7 @@ def test_given_axes_are_drawn_on_and_returned(fitted, plot, count):
 def test_innovations_in_each_direction_against_the_band(fitted):
     axes = plot_innovations(fitted)
     table = innovation_tests(fitted)
+    assert [text.get_text() for text in axes.figure.legends[0].get_texts()][0] == "99% for all together"
     found = {line.get_ydata()[0]: line for line in axes.lines if line.get_marker() in ("o", "X")}
     assert [label.get_text() for label in axes.get_yticklabels()] == list(table.index[::-1])
     for place, z in enumerate(table["z"][::-1]):

@@ -1,14 +1,12 @@
 """Bands, densities and grids of any samples, through what they draw."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
 from matplotlib import pyplot
 
 import sdeinfer as si
-from sdeinfer.plots import plot_audit, plot_bands, plot_densities, plot_grid, plot_tokens
+from sdeinfer.plots import plot_bands, plot_densities, plot_grid, plot_tokens
 
 X = np.array([0.0, 0.5, 1.0])
 SAMPLES = np.arange(11.0)[:, None] * np.array([1.0, 2.0, 3.0])
@@ -41,26 +39,6 @@ def test_labels_differ_without_colours_and_another_call_goes_on():
     looks = {(line.get_linestyle(), line.get_marker()) for line in axes.lines}
     assert len(looks) == len({line.get_color() for line in axes.lines}) == 4
     assert axes.get_legend() is None
-
-
-def test_roles_of_an_audit_differ_in_colour_and_in_marker():
-    normal = np.random.default_rng(0).standard_normal
-    shapes = {**dict.fromkeys("qkvo", (16, 16)), "gate": (16, 32), "up": (16, 32), "down": (32, 16)}
-    parameters = {name: jnp.asarray(0.1 * normal((2, *shape))) for name, shape in shapes.items()}
-
-    def network(parameters, x):
-        for layer in range(2):
-            own = {name: value[layer] for name, value in parameters.items()}
-            weights = jax.nn.softmax((x @ own["q"]) @ (x @ own["k"]).T / 4)
-            x = x + weights @ (x @ own["v"]) @ own["o"]
-            x = x + (jax.nn.silu(x @ own["gate"]) * (x @ own["up"])) @ own["down"]
-        return x
-
-    (panel,) = plot_audit(si.audit((network, parameters), normal((4, 16))))
-    points = [bars.lines[0] for bars in panel.containers]
-    assert len(points) == 7
-    for of_each in ([line.get_color() for line in points], [line.get_marker() for line in points]):
-        assert len(set(of_each)) == 7
 
 
 @pytest.mark.filterwarnings("error")

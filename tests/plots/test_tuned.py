@@ -46,6 +46,9 @@ def test_each_constraint_has_a_panel_with_its_bound_and_shares_of_networks(tuned
         assert_within(off / np.hypot(error, np.sqrt(p * (1 - p) / 400)))
     for axes in (inside, beyond, quantiles):
         assert 0.98 < sum(shares(axes)) <= 1 + 1e-12
+    for bars in inside.containers:  # no bar is on both sides of the bound
+        ends = [[bar.get_x(), bar.get_x() + bar.get_width()] for bar in bars if bar.get_height()]
+        assert all(low >= 2 - 1e-9 or high <= 2 + 1e-9 for low, high in ends)
     wanted, unwanted = (bars.patches[0].get_facecolor() for bars in inside.containers)
     assert [bars.patches[0].get_facecolor() for bars in beyond.containers] == [unwanted, wanted]
 
@@ -70,6 +73,8 @@ def test_a_transfer_has_a_panel_for_each_criterion():
     lines = {line.get_label(): line for line in panel.lines}
     np.testing.assert_allclose(lines["n = 128, promised"].get_ydata(), [0.916, 0.964])
     np.testing.assert_allclose(lines["bound"].get_ydata(), 0.95)
+    assert (panel.get_title("left"), panel.get_ylabel()) == ("P(norm factor < 2) ≥ 0.95", "P(norm factor < 2)")
+    assert len(panel.figure.legends[0].get_texts()) == 5
     assert len(panel.containers) == 2  # chains of both widths; networks with weights have no values
     looks = {(line.get_linestyle(), line.get_color()) for name, line in lines.items() if str(name).endswith("promised")}
     assert len(looks) == 2

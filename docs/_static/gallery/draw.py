@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import matplotlib.pyplot as plt
+from PIL import Image
 
 import sdeinfer as si
 from sdeinfer import plots
@@ -16,5 +17,7 @@ post = si.fit(si.models.full_path, data, key=jax.random.key(1))
 
 for plot in (plots.plot_ranks, plots.plot_terminal_correlation, plots.plot_innovations):
     plot(post)
-    plt.savefig(Path(__file__).with_name(f"{plot.__name__}.png"), dpi=100, bbox_inches="tight")
+    path = Path(__file__).with_name(f"{plot.__name__}.png")
+    plt.savefig(path, dpi=200, bbox_inches="tight")  # pages show it at half of its pixels
     plt.close()
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)

@@ -161,8 +161,8 @@ def _why_unpredicted(post: xr.DataTree) -> str:
         return "there are no predictions"
     if "log_likelihood" not in post.children:
         return "there are no log likelihoods"
-    left = all(map(len, _common_draws(post).values()))
-    return "" if left else "no draw that is left has predictions; select by sel"
+    common = all(map(len, _common_draws(post).values()))
+    return "" if common else "no draw that is left has predictions; select by sel"
 
 
 def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:

@@ -81,23 +81,25 @@ def alternatives_of(residuals: Residuals, dispersion: float) -> list[Alternative
     sample = transitions.thinned(max(1, COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
     cheap = [other for other in kinds if sample is transitions or other.pattern in (kind.pattern, EVERY_TOKEN)]
     dear = [other for other in kinds if other not in cheap]
-    fits = _fitted(transitions, cheap, residuals, dispersion)
-    fits += _fitted(sample, [kind, *dear], residuals, dispersion)[1:] if dear else []
+    fits = _fitted(transitions, cheap, residuals, dispersion=dispersion)
+    fits += _fitted(sample, [kind, *dear], residuals, dispersion=dispersion)[1:] if dear else []
     return sorted(fits, key=lambda fit: -fit.evidence)
 
 
-def _fitted(path: Path, kinds: Sequence[AbstractLayer], residuals: Residuals, dispersion: float) -> list[Alternative]:
+def _fitted(
+    path: Path, kinds: Sequence[AbstractLayer], residuals: Residuals, *, dispersion: float
+) -> list[Alternative]:
     """Architectures fitted to some transitions, with their evidence against the first one."""
     statistics = _statistics(path, kinds)
-    modes = [_mode(kind, statistics[kind], residuals, dispersion) for kind in kinds]
+    modes = [_mode(kind, statistics[kind], residuals, dispersion=dispersion) for kind in kinds]
     evidence = np.array([value for _, value in modes]) - modes[0][1]
     if (better := evidence > EVIDENCE).any():
         mean, sd = log_ratios(path, kinds, residuals.law, [u for u, _ in modes])
         evidence[better] -= np.maximum(mean + 3 * sd, 0.0)[better] / dispersion
     fits = []
     for kind, (u, _), excess in zip(kinds, modes, evidence, strict=True):
-        known = zip(kind.coordinates.sampled.items(), u, strict=True)
-        values = {name: float(parameter.from_real(x)) for (name, parameter), x in known if parameter.identified}
+        coordinates = zip(kind.coordinates.sampled.items(), u, strict=True)
+        values = {name: float(parameter.from_real(x)) for (name, parameter), x in coordinates if parameter.identified}
         fits.append(Alternative(kind, float(excess), values))
     return fits
 
@@ -150,7 +152,7 @@ def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
 
 
 def _mode(
-    kind: AbstractLayer, statistics: PathStatistics, residuals: Residuals, dispersion: float
+    kind: AbstractLayer, statistics: PathStatistics, residuals: Residuals, *, dispersion: float
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
     names = kind.coordinates.sampled
@@ -196,11 +198,11 @@ def of_alternatives(residuals: Residuals) -> Check:
     names, contractions = identified_of(residuals.tree), contractions_of(residuals)
     sd = {name: float(residuals.draws[name].values.std(ddof=1)) for name in names}
     known = {name for name in names if name not in contractions or contractions[name].passed}
-    return verdict_on_alternatives(alternatives_of(residuals, residuals.sums.dispersion), kind, sd, known)
+    return verdict_on_alternatives(alternatives_of(residuals, residuals.sums.dispersion), kind, sd=sd, known=known)
 
 
 def verdict_on_alternatives(
-    candidates: Sequence[Alternative], kind: AbstractLayer, sd: Mapping[str, float], known: Set[str]
+    candidates: Sequence[Alternative], kind: AbstractLayer, *, sd: Mapping[str, float], known: Set[str]
 ) -> Check:
     """The verdict on architectures, the best first; notes; what the data do not confirm, with what another would give.
 
@@ -209,15 +211,15 @@ def verdict_on_alternatives(
     fitted = next(candidate for candidate in candidates if candidate.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], {}
     for candidate in candidates:
-        change = _change(candidate, fitted, sd, known)
+        change = _change(candidate, fitted, sd=sd, known=known)
         if candidate.evidence < -EVIDENCE or not change:
             continue
         description = f"{kind_in_words(candidate.architecture)} ({change})"
         if candidate.evidence <= EVIDENCE:
             notes.append(f"these data do not exclude {description}")
             other_sizes = ", ".join(different_sizes(candidate.architecture, kind))
-            words = dict.fromkeys(different_sizes(kind, candidate.architecture), f"{other_sizes}: {change}")
-            assumed = words | assumed  # of the best alternative
+            differences = dict.fromkeys(different_sizes(kind, candidate.architecture), f"{other_sizes}: {change}")
+            assumed = differences | assumed  # of the best alternative
         elif candidate.evidence > best:
             best = candidate.evidence
             remedy = f"check the network's code, or fit by architecture={call_of(candidate.architecture)}"
@@ -228,7 +230,7 @@ def verdict_on_alternatives(
     return Check((verdict,), notes=tuple(notes), assumed=assumed)
 
 
-def _change(candidate: Alternative, fitted: Alternative, sd: Mapping[str, float], known: Set[str]) -> str:
+def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, float], known: Set[str]) -> str:
     """What an architecture moves or lacks, in words; empty if it does not matter.
 
     It does for a known parameter; for one that fits better also for others.

@@ -186,6 +186,7 @@ def of_scatter(residuals: Residuals) -> Check:
         "independent, and fewer can be fitted, as by `data.isel(layer=slice(2))`; or networks have different "
         "parameters, as by `models.hierarchical`"
     )
+    # Two standard errors of a standard deviation by so many networks are allowed.
     bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
     return Check((at_most("calibrated", "scatter of networks", largest, bound, advice),))
 

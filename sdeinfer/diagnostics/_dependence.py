@@ -11,6 +11,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 from scipy import stats
 
+from sdeinfer.diagnostics._thresholds import NORMAL_BLOCKS, NORMALS
+
 
 class Dependence(NamedTuple):
     """The most significant test of some branches, or pairs of them: the mean squared canonical correlation beyond m/n.
@@ -45,8 +47,8 @@ def dependence_of_pairs(data: xr.Dataset) -> Dependence:
 def kurtosis_of_normals(tokens: int, width: int) -> tuple[float, float, float]:
     """Mean, standard deviation and skewness of `kurtosis` of normal increments, by 4,000 draws."""
     rng, moments = np.random.default_rng([tokens, width]), []
-    for _ in range(40):
-        D = rng.standard_normal((100, tokens, width))
+    for _ in range(NORMAL_BLOCKS):
+        D = rng.standard_normal((NORMALS, tokens, width))
         squares = (D * np.linalg.solve(D @ np.swapaxes(D, 1, 2) / width, D)).sum(1)
         moments.append(np.square(squares).mean(-1) / (tokens * (tokens + 2)))
     draws = np.concatenate(moments)

@@ -69,7 +69,7 @@ class ScoreSums(NamedTuple):
     layers: int
 
     @classmethod
-    def of(cls, path: Path, law: LawAt, kind: AbstractLayer, fitted: str) -> "ScoreSums":
+    def of(cls, path: Path, law: LawAt, kind: AbstractLayer, *, fitted: str) -> "ScoreSums":
         """The sums over the layers of a path, whose law was fitted as "finite-width" or "limit".
 
         Scores have an axis of the parameters, the omissions, which have known sizes up to factors of about 1 and are

@@ -24,22 +24,19 @@ DISTANCE = "distance from predictions, floors"
 
 def of_last_layer(residuals: Residuals) -> Check:
     """Whether networks agree with predictions; where every layer was observed, notes if they do not."""
-    predicted = of_predictions(residuals.tree)
+    post, reason = residuals.tree, _why_unpredicted(residuals.tree)
+    if reason:
+        return Check(skipped=(f"networks left out and distance from predictions: {reason}",))
+    predicted = of_predictions(post)
     if not residuals.every_layer:
         return predicted
     failed = [verdict for verdict in predicted.verdicts if not verdict.passed]
-    notes = [f"{verdict.name} {verdict.value:.2g}: {verdict.advice}" for verdict in failed]
-    return Check(of_draws(residuals.tree).verdicts, notes=tuple(notes), skipped=predicted.skipped)
+    notes = tuple(f"{verdict.name} {verdict.value:.2g}: {verdict.advice}" for verdict in failed)
+    return Check(of_draws(post).verdicts, notes=notes)
 
 
 def of_predictions(post: xr.DataTree) -> Check:
     """Verdicts on networks after the last layer."""
-    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
-        without = "log likelihoods" if "posterior_predictive" in post.children else "predictions"
-        return Check(skipped=(f"networks left out and distance from predictions: there are no {without}",))
-    if not _has_predictions(post):
-        reason = "no draw that is left has predictions; select by sel"
-        return Check(skipped=(f"networks left out and distance from predictions: {reason}",))
     _, predicted = _compared(post)
     if not np.isfinite(predicted["largest log-eigenvalue"]).any():
         advice = "every prediction explodes before the last layer, as no network does: see the priors, and the range"
@@ -69,7 +66,7 @@ def of_draws(post: xr.DataTree) -> Check:
     Networks of the fitted law at one draw have exactly the law of the observed ones if that draw is the truth, in and
     out of the range of the likelihood. The best of all draws counts: a wide posterior is no reason to fail.
     """
-    if not _has_predictions(post) or law_of_predictions(post) == "limit":
+    if law_of_predictions(post) == "limit":
         return Check()
     observed, replicated = _compared(post)
     p_values = {}
@@ -158,11 +155,14 @@ def distance_from_theory(post: xr.DataTree) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=["wasserstein", "floor"])
 
 
-def _has_predictions(post: xr.DataTree) -> bool:
-    """Whether there are predictions at draws that have a likelihood."""
-    if not {"posterior_predictive", "log_likelihood"} <= post.children.keys():
-        return False
-    return all(map(len, _common_draws(post).values()))
+def _why_unpredicted(post: xr.DataTree) -> str:
+    """Why there are no predictions at draws that have a likelihood; empty if there are."""
+    if "posterior_predictive" not in post.children:
+        return "there are no predictions"
+    if "log_likelihood" not in post.children:
+        return "there are no log likelihoods"
+    common = all(map(len, _common_draws(post).values()))
+    return "" if common else "no draw that is left has predictions; select by sel"
 
 
 def _common_draws(post: xr.DataTree) -> dict[str, np.ndarray]:

@@ -134,7 +134,7 @@ class Residuals:
     @functools.cached_property
     def sums(self) -> ScoreSums:
         """Sums over the innovations of all distinct layers."""
-        parts = [ScoreSums.of(path, law, self.known_kind, self.law) for path, law in self.laws]
+        parts = [ScoreSums.of(path, law, self.known_kind, fitted=self.law) for path, law in self.laws]
         sums = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *parts)
         # A fit of data in chunks keeps some of its transitions: moves and sds are of all, tests of those kept.
         count = int(used_of(self.data).sum())

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from scipy import stats
 
 from sdeinfer.covariance._factors import cholesky_of, whiten_by
+from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._innovations import changes_of
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import SKEWED_DRAWS, SKEWED_TRANSITIONS, SKEWNESS, SKEWNESS_LEVEL
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.likelihood._transitions import Path
@@ -23,8 +23,8 @@ def of_skewness(residuals: Residuals) -> Check:
     """The verdict on the third cumulant of increments; none where exact layers cannot be drawn."""
     difference, variance, expected = 0.0, 0.0, 0.0
     for path, law in residuals.laws:
-        chosen = path.thinned(SKEWED_TRANSITIONS)
-        times = max(4, min(64, SKEWED_DRAWS // len(chosen)))
+        chosen = path.thinned(bounds.SKEWED_TRANSITIONS)
+        times = max(bounds.FEWEST_REPEATS, min(bounds.MOST_REPEATS, bounds.SKEWED_DRAWS // len(chosen)))
         repeats = np.repeat(np.arange(len(chosen)), times)
         starts, widths = chosen.starts(repeats), chosen.width[chosen.network[repeats]]
         layer = residuals.known_kind.with_coordinates(law.u)
@@ -38,13 +38,13 @@ def of_skewness(residuals: Residuals) -> Check:
     if not variance > 0:
         return Check()
     z = difference / np.sqrt(variance)
-    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < SKEWNESS_LEVEL else 0.0
+    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < bounds.SKEWNESS_LEVEL else 0.0
     advice = (
         f"the skewness of layers is {1 + difference / expected:.2g} times that of independent weights ({abs(z):.2g} "
         "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "
         "the fitted one; observe hidden states, which show it by themselves"
     )
-    return Check((at_most("calibrated", "skewness of layers", size, SKEWNESS, advice),))
+    return Check((at_most("calibrated", "skewness of layers", size, bounds.SKEWNESS, advice),))
 
 
 def third_moments(path: Path, law: LawAt) -> Float[np.ndarray, " transitions"]:

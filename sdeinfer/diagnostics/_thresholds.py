@@ -126,8 +126,12 @@ PAIRED = 64
 FEWEST_DRAWS, FEWEST_SMOOTHED = 4, 50
 """Number of draws below which there is neither an R-hat nor an interval, and below which weights are not smoothed."""
 
-SKEWED_TRANSITIONS, SKEWED_DRAWS = 4096, 16_384
-"""Largest numbers of transitions whose skewness is tested, and of exact layers that are drawn from their starts."""
+SKEWED_TRANSITIONS, SKEWED_DRAWS, FEWEST_REPEATS, MOST_REPEATS = 4096, 16_384, 4, 64
+"""Largest numbers of transitions whose skewness is tested, and of exact layers that are drawn from their starts; of
+each start at least 4, which give a variance, and at most 64."""
+
+NORMAL_BLOCKS, NORMALS = 40, 100
+"""Blocks of normal increments, and the number in each, of whose fourth moments the law is taken."""
 
 LARGEST_ENTRY, NEAREST, EXACT = 1e6, 256, 96
 """Of layers out of range: the entry of V from which it has exploded, the largest number that are compared, and of exact

@@ -183,14 +183,14 @@ def test_what_is_assumed_is_named_against_the_fit():
         Alternative(template("attention", output_projection=True), -9.0, {"gamma": 0.4, "tau0": 1.0}),
     ]
     sd = {"gamma": 0.01, "tau0": 0.05}
-    check = verdict_on_alternatives(found, kind, sd, {"gamma", "tau0"})
+    check = verdict_on_alternatives(found, kind, sd=sd, known={"gamma", "tau0"})
     assert check.verdicts[0].passed
     assert check.assumed == {"1 head": "2 heads: tau0 0.91 in place of 1.08", "attention": "mlp: without gamma"}
     assert check.notes[1] == "these data do not exclude attention, 4 heads (tau0 0.86 in place of 1.08)"
-    assert verdict_on_alternatives(found, kind, sd, {"gamma"}).assumed == {"attention": "mlp: without gamma"}
-    assert verdict_on_alternatives(found, kind, sd, set()).assumed == {}
+    assert verdict_on_alternatives(found, kind, sd=sd, known={"gamma"}).assumed == {"attention": "mlp: without gamma"}
+    assert verdict_on_alternatives(found, kind, sd=sd, known=set()).assumed == {}
     better = [Alternative(template("attention", heads=4), 9.0, {"gamma": 0.5, "tau0": 0.86}), *found[:1]]
-    assert "fits better" in verdict_on_alternatives(better, kind, sd, {"gamma"}).verdicts[0].advice
+    assert "fits better" in verdict_on_alternatives(better, kind, sd=sd, known={"gamma"}).verdicts[0].advice
 
 
 def test_a_check_prints_its_verdict_and_its_notes():

@@ -102,7 +102,7 @@ def tune(
     if _is_model(architecture):
         model = network_of(architecture, V0)
         architecture, V0, depth, width = model.stack, model.V0, model.depth, model.width
-        fixed = _own_shapes(model.stack, {**(bounds or {}), **(knots or {})}) | {**(fixed or {})}
+        fixed = with_shapes(model.stack, fixed or {}, free=[*(bounds or {}), *(knots or {})])
     kind = template(architecture)
     objective, sign = _objective(maximise, minimise)
     if width is None or depth is None:
@@ -138,10 +138,13 @@ def _is_model(architecture: Any) -> bool:
     return is_network(architecture) and not named and not isinstance(architecture, AbstractLayer)
 
 
-def _own_shapes(stack: Stack, free: Mapping[str, Any]) -> dict[str, ArrayLike | Profile]:
-    """The gains and temperatures of a model, by name; without those that are free, of one branch or of all."""
+def with_shapes(
+    stack: Stack, fixed: Mapping[str, ArrayLike | Profile], *, free: Sequence[str]
+) -> dict[str, ArrayLike | Profile]:
+    """Fixed values, and a model's gains and temperatures that are neither fixed nor free, of one branch or of all."""
+    stated = {*fixed, *free}
     shapes = BlockOrder.of(stack, depth=1).shapes
-    return {name: value for name, value in shapes.items() if not {name, name.partition(".")[2]} & {*free}}
+    return {**{k: v for k, v in shapes.items() if not {k, k.partition(".")[2]} & stated}, **fixed}
 
 
 def _with_law(problem: Problem) -> Problem:

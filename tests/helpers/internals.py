@@ -187,3 +187,4 @@ from sdeinfer.tuning._problem import Value, _in_residuals
 from sdeinfer.tuning._samples import chain_sample
 from sdeinfer.tuning._search import _moved
 from sdeinfer.tuning._space import coefficients
+from sdeinfer.tuning._tune import with_shapes

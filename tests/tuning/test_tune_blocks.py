@@ -7,6 +7,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from helpers.budget import assert_estimate
+from helpers.internals import with_shapes
 
 import sdeinfer as si
 from sdeinfer import criteria as of
@@ -36,6 +37,12 @@ ARGUMENTS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def tuned():
     return si.tune(si.Stack((MLP,)), np.eye(1), **ARGUMENTS | {"fixed": {"gain": 1.0}})
+
+
+def test_the_gains_of_a_model_are_fixed_unless_stated_or_free():
+    assert with_shapes(PRE_LN, {}, free=[]) == {"attention.temperature": 1.0, "mlp.gain": 1.0}
+    assert with_shapes(PRE_LN, {"gain": 2.0}, free=[]) == {"attention.temperature": 1.0, "gain": 2.0}
+    assert with_shapes(PRE_LN, {}, free=["mlp.gain", "temperature"]) == {}
 
 
 def test_the_exact_mean_of_one_token(tuned):

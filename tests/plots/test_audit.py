@@ -19,10 +19,10 @@ def audit_of(layers: int, *, factor: float = 1.0):
 
     def network(parameters, x):
         for layer in range(layers):
-            own = {name: value[layer] for name, value in parameters.items()}
-            weights = jax.nn.softmax((x @ own["q"]) @ (x @ own["k"]).T / 4)
-            x = x + weights @ (x @ own["v"]) @ own["o"]
-            x = x + (jax.nn.silu(x @ own["gate"]) * (x @ own["up"])) @ own["down"]
+            W = {name: value[layer] for name, value in parameters.items()}
+            weights = jax.nn.softmax((x @ W["q"]) @ (x @ W["k"]).T / 4)
+            x = x + weights @ (x @ W["v"]) @ W["o"]
+            x = x + (jax.nn.silu(x @ W["gate"]) * (x @ W["up"])) @ W["down"]
         return x
 
     return si.audit((network, parameters), normal((4, 16)))
@@ -46,8 +46,7 @@ def test_roles_differ_in_colour_and_in_marker(shallow):
     (panel,) = plot_audit(shallow)
     points = marks(panel)
     assert len(points) == 7
-    for of_each in ([line.get_color() for line in points], [line.get_marker() for line in points]):
-        assert len(set(of_each)) == 7
+    assert len({line.get_color() for line in points}) == len({line.get_marker() for line in points}) == 7
     assert len(panel.figure.legends[0].get_texts()) == 7
     assert panel.get_ylabel() == "σ"
 

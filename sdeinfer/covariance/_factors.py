@@ -4,6 +4,7 @@ NumPy compiles nothing, whatever the number and size of the data. It rejects a w
 these functions return NaN for that matrix, as JAX does. Tests: `tests/covariance/test_diffusion.py`.
 """
 
+import contextlib
 import functools
 from typing import Any
 
@@ -68,6 +69,12 @@ def log_volume_of[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, ".
 def factor_on_host(V: np.ndarray) -> np.ndarray:
     """The factor of `semidefinite_cholesky` for each positive semi-definite matrix of a stack (..., m, m), by NumPy."""
     rounding = 4 * V.shape[-1] * float(np.finfo(V.dtype).eps)
+    with contextlib.suppress(np.linalg.LinAlgError):
+        # Most stacks are definite by far: pivots show it, at a third of the time of eigenvalues.
+        triangular = np.linalg.cholesky(V)
+        pivots, entries = (np.diagonal(A, axis1=-2, axis2=-1) for A in (triangular, V))
+        if (pivots.min(axis=-1) ** 2 > np.sqrt(rounding) * entries.max(axis=-1)).all():
+            return triangular
     eigenvalues = np.linalg.eigvalsh(V.astype(np.float64))
     definite = (eigenvalues[..., 0] > rounding * eigenvalues[..., -1])[..., None, None]
     identity = np.eye(V.shape[-1], dtype=V.dtype)

@@ -126,7 +126,7 @@ PAIRED = 64
 FEWEST_DRAWS, FEWEST_SMOOTHED = 4, 50
 """Number of draws below which there is neither an R-hat nor an interval, and below which weights are not smoothed."""
 
-SKEWED_TRANSITIONS, SKEWED_DRAWS, FEWEST_REPEATS, MOST_REPEATS = 4096, 16_384, 4, 64
+SKEWED_TRANSITIONS, SKEWED_DRAWS, FEWEST_REPEATS, MOST_REPEATS = 4096, 8192, 4, 64
 """Largest numbers of transitions whose skewness is tested, and of exact layers that are drawn from their starts; of
 each start at least 4, which give a variance, and at most 64."""
 

@@ -25,9 +25,9 @@ from sdeinfer.solve._solve import fill_after
 FEWEST_LAYERS, ENTRIES = 3, 2**24
 """Entries of the predicted covariances above which evenly spaced layers are kept, and the least number of them."""
 
-FEWEST_DRAWS, LAYERS_DRAWN = 20, 2**17
+FEWEST_DRAWS, LAYERS_DRAWN = 20, 2**16
 """Least number of draws at which networks are replicated by default, and the layers of networks that are drawn in all,
-in about two seconds on two cores, where there are more draws."""
+in about a second on two cores, where there are more draws."""
 
 
 def predict(

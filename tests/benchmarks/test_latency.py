@@ -38,8 +38,8 @@ MOST = {
 EIGHT_SCHOOLS, PAIRS = 1.6, 5
 """Bound on the seconds of README's example over those of NumPyro's eight schools, and how often both are run."""
 
-TEXTBOOK = 12
-"""Cold effective samples a second over those of the textbook's program: at least."""
+TEXTBOOK = 9
+"""Cold effective samples a second over those of the textbook's program, which predicts no networks: at least."""
 
 
 def output(*command: str, **variables: str) -> str:

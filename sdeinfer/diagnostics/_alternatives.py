@@ -24,10 +24,16 @@ from sdeinfer.diagnostics._identification import contractions_of
 from sdeinfer.diagnostics._posterior import with_chains
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import COMPARED, COMPARED_FORMS, EVIDENCE, MOVE, RATIOS
+from sdeinfer.diagnostics._thresholds import (
+    COMPARED_FORMS,
+    COMPARED_TRANSITIONS,
+    EVIDENCE,
+    LARGEST_MOVE,
+    SIMULATED_SETS,
+)
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._expansion import minimum
-from sdeinfer.infer._mode import CLOSE, LARGEST_COORDINATE
+from sdeinfer.infer._mode import LARGEST_COORDINATE, LAST_STEP
 from sdeinfer.layers import AbstractLayer, Limit, kind_in_words, template
 from sdeinfer.layers._templates import ARCHITECTURES, call_of, is_named, masked_as, sizes_in_words
 from sdeinfer.likelihood import any_transitions
@@ -75,7 +81,7 @@ def alternatives(
 def alternatives_of(residuals: Residuals, dispersion: float) -> list[Alternative]:
     """The result of `alternatives`."""
     data, kind = residuals.data, residuals.known_kind
-    transitions, kinds = any_transitions(data).thinned(COMPARED), [kind, *neighbours(kind, data)]
+    transitions, kinds = any_transitions(data).thinned(COMPARED_TRANSITIONS), [kind, *neighbours(kind, data)]
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each.
     sample = transitions.thinned(max(1, COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
@@ -114,7 +120,7 @@ def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[AbstractLaye
 
 
 def log_ratios(
-    path: Path, kinds: Sequence[AbstractLayer], law: str, modes: list[np.ndarray], replicates: int = RATIOS
+    path: Path, kinds: Sequence[AbstractLayer], law: str, modes: list[np.ndarray], replicates: int = SIMULATED_SETS
 ) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
     """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
 
@@ -172,7 +178,7 @@ def _mode(
         """−log density at some points."""
         return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), residuals.law, statistics) / dispersion
 
-    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=CLOSE)
+    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=LAST_STEP)
     # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)
@@ -241,7 +247,7 @@ def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, flo
     kind, other, better = fitted.architecture, candidate.architecture, candidate.evidence > EVIDENCE
     shared = [name for name in candidate.values if name in fitted.values and sd.get(name, 0.0) > 0]
     moves = {name: abs(candidate.values[name] - fitted.values[name]) / sd[name] for name in shared}
-    far = {name for name, move in moves.items() if move > MOVE and (name in known or better)}
+    far = {name for name, move in moves.items() if move > LARGEST_MOVE and (name in known or better)}
     # Another mask changes what later tokens do, also where the parameters are the same.
     masked = better and other.name == kind.name and other.sizes.get("pattern") != kind.sizes.get("pattern")
     if not (far or masked):

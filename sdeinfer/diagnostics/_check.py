@@ -51,8 +51,8 @@ def check(
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
     - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed. A
-      misfit fails if it is significant and moves a parameter by more than `MOVE` posterior standard deviations (see
-      `consequences`), or if it is larger than `EFFECT`; others are notes. The false-alarm probability of each test is
+      misfit fails if it is significant and moves a parameter by more than `LARGEST_MOVE` posterior standard deviations
+      (see `consequences`), or if it is larger than `MISFIT_EFFECT`; others are notes. The false-alarm probability is
       `LEVEL`, for all directions together. The noise of each layer against that of all. γ against that by the
       regression of hidden states on those before, if these were observed. With latent layers, each network given all
       others (`left_out_transforms`).
@@ -157,7 +157,7 @@ def of_kept(residuals: Residuals) -> Check:
     if "damaged_networks" in attrs:
         notes.append(f"{attrs['damaged_networks']} damaged networks are left out")
     left_out = float(attrs.get("left_out", 0.0))
-    if 1 - left_out < bounds.MOST:
+    if 1 - left_out < bounds.FRACTION_IN_RANGE:
         notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
     return Check(notes=tuple(notes))
 
@@ -170,18 +170,20 @@ def of_tokens(post: xr.DataTree) -> Check:
     table = post["score_tests"].to_dataset().to_dataframe()
     if not np.isfinite(table["effect"]).all():
         advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
-        return Check((at_most("calibrated", "misfit of the layers", np.nan, bounds.EFFECT, advice),))
+        return Check((at_most("calibrated", "misfit of the layers", np.nan, bounds.MISFIT_EFFECT, advice),))
     significant, verdicts = table.loc[table["p"] * len(table) < bounds.LEVEL], []
     for column, name, threshold in (
-        ("effect", "misfit of the layers", bounds.EFFECT),
-        ("move", "move by the misfit, posterior sds", bounds.MOVE),
+        ("effect", "misfit of the layers", bounds.MISFIT_EFFECT),
+        ("move", "move by the misfit, posterior sds", bounds.LARGEST_MOVE),
     ):
         # The largest of the means if there is one, since it shows in the noise too.
         large = significant.loc[significant[column] > threshold]
         worst = large.sort_values(["of_noise", column], ascending=[True, False])
         advice = f"not this law: {worst['cause'].iloc[0]}" if len(worst) else ""
         verdicts.append(at_most("calibrated", name, max(significant[column], default=0.0), threshold, advice))
-    small = significant.loc[(significant["effect"] <= bounds.EFFECT) & (significant["move"] <= bounds.MOVE)]
+    small = significant.loc[
+        (significant["effect"] <= bounds.MISFIT_EFFECT) & (significant["move"] <= bounds.LARGEST_MOVE)
+    ]
     notes = [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
     return Check(tuple(verdicts), notes=tuple(notes))
 
@@ -210,7 +212,7 @@ def of_geometry(post: xr.DataTree) -> Check:
         advice = (
             "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
         )
-        verdicts.append(at_most("converged", "divergences", share, bounds.DIVERGENT, advice))
+        verdicts.append(at_most("converged", "divergences", share, bounds.DIVERGENT_FRACTION, advice))
     else:
         skipped.append("divergences: the sampler has no statistic diverging")
     if "energy" in statistics:
@@ -247,4 +249,4 @@ def of_truth(table: pd.DataFrame) -> Check:
     advice = "the posterior mean is too far from the truth: the model does not fit"
     known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
     of_name = {name: (f"{name}, sds from truth", deviations[name]) for name in known}
-    return Check(tuple(at_most("true", row, value, bounds.DEVIATIONS, advice) for row, value in of_name.values()))
+    return Check(tuple(at_most("true", row, value, bounds.TRUTH_DEVIATIONS, advice) for row, value in of_name.values()))

@@ -10,7 +10,7 @@ from arviz_stats.psense import psense
 from sdeinfer.diagnostics._posterior import has_prior
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import draws_of, identified_of
-from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT, MANY, PRECISE
+from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT_PRECISION, LARGEST_REMEDY, TARGET_SD
 from sdeinfer.diagnostics._verdict import Verdict, at_least
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
@@ -59,11 +59,11 @@ def identification_of(residuals: Residuals, information: np.ndarray | None) -> p
     places = [list(known).index(name) for name in names]
     # The identified coordinates have a flat prior for `information`, all others and those of `expected` their own.
     flat = residuals.precision.copy()
-    flat[places] = FLAT
+    flat[places] = FLAT_PRECISION
     table["information"] = np.sqrt(np.diag(residuals.covariance(information, flat)))[places]
     together = np.diag(residuals.covariance(information, residuals.precision))[places]
     table["expected"] = 1 - together / table["prior"] ** 2
-    table["networks"] = (table["information"] / PRECISE) ** 2
+    table["networks"] = (table["information"] / TARGET_SD) ** 2
     return table
 
 
@@ -78,7 +78,9 @@ def contractions_of(residuals: Residuals) -> dict[str, Verdict]:
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
-            remedy = f"10 % precision takes about {two_digits} times as many" if times < MANY else "nor would more"
+            remedy = (
+                f"10 % precision takes about {two_digits} times as many" if times < LARGEST_REMEDY else "nor would more"
+            )
             advice += f"; {remedy} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
         verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)

@@ -25,7 +25,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.diagnostics._thresholds import CLIP
+from sdeinfer.diagnostics._thresholds import LARGEST_INNOVATION
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
 from sdeinfer.infer._sandwich import omitted_order
@@ -86,7 +86,7 @@ class ScoreSums(NamedTuple):
         sums, overlap, follow = np.zeros((2, path.covariance.shape[-1] ** 2)), 0.0, 0
         for batch in innovations(path, law):
             spectrum = path.coordinates(batch.transitions)
-            batch = batch._replace(y=np.clip(batch.y, -CLIP, CLIP))  # noqa: PLW2901
+            batch = batch._replace(y=np.clip(batch.y, -LARGEST_INNOVATION, LARGEST_INNOVATION))  # noqa: PLW2901
             parts = (
                 (batch.mean, batch.log_variance),
                 omitted_weights(path, batch, law, tau0=tau0, exact=exact),
@@ -190,7 +190,7 @@ def changes_of(path: Path, law: LawAt) -> Float[np.ndarray, "transitions m m"]:
     changes = np.empty((len(path), path.tokens, path.tokens))
     for batch in innovations(path, law):
         spectrum = path.coordinates(batch.transitions)
-        changes[batch.transitions] = coloured(spectrum, np.clip(batch.y, -CLIP, CLIP))
+        changes[batch.transitions] = coloured(spectrum, np.clip(batch.y, -LARGEST_INNOVATION, LARGEST_INNOVATION))
     return changes
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE
+from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE_RATIO
 from sdeinfer.diagnostics._verdict import Check, at_most
 
 
@@ -28,4 +28,4 @@ def of_unlike_layers(residuals: Residuals) -> Check:
         f"from layer {start} to {end} the noise is {ratio[worst]:.2g} times that of all layers: a state between them "
         "was not observed, or this layer is not like the others"
     )
-    return Check((at_most("calibrated", "noise of one layer", size[worst], NOISE, advice),))
+    return Check((at_most("calibrated", "noise of one layer", size[worst], NOISE_RATIO, advice),))

@@ -48,7 +48,7 @@ def of_range(residuals: Residuals) -> Check:
     if exact is not None:
         advice = f"{outside}, and they are not those of a shaped {residuals.known_kind.name} with these parameters"
         z = float(np.abs([*exact.values()]).max())
-        verdicts.append(at_most("calibrated", "layers out of range, sds", z, bounds.EXCLUDED, advice))
+        verdicts.append(at_most("calibrated", "layers out of range, sds", z, bounds.EXACT_DISTANCE, advice))
     return Check(tuple(verdicts))
 
 
@@ -80,10 +80,10 @@ def excluded_layers(residuals: Residuals, spread: np.ndarray) -> dict[str, float
     if not outside.any():
         return None
     path = any_transitions(with_used(data, outside))
-    path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[: bounds.NEAREST])
+    path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[: bounds.NEAREST_LAYERS])
     starts, ends, widths = path.starts(slice(None)), path.ends(slice(None)), path.width[path.network]
     draws = {name: residuals.draws[name].values.reshape(-1) for name in kind.declared()}
-    chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, bounds.EXACT).round().astype(int)
+    chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, bounds.EXACT_DRAWS).round().astype(int)
     growths = []
     for number, draw in enumerate(chosen):
         layer = kind.with_parameters({name: x[draw] for name, x in draws.items()})

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import DEVIATIONS, FEWEST_OF_A_LAYER
+from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, TRUTH_DEVIATIONS
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers._templates import is_named
 from sdeinfer.likelihood._transitions import used_of
@@ -41,4 +41,4 @@ def of_shortcuts(residuals: Residuals) -> Check:
         "fit: the layer has other sizes (heads, output projection, expansion), states between layers are missing, the "
         "softmax is out of range, weights are not drawn as independent normals, or λ² + γ² = 1 does not hold"
     )
-    return Check((at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice),))
+    return Check((at_most("calibrated", "gamma by hidden states, sds", away, TRUTH_DEVIATIONS, advice),))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from sdeinfer._html import render
-from sdeinfer.diagnostics._thresholds import MOST
+from sdeinfer.diagnostics._thresholds import FRACTION_IN_RANGE
 
 IN_RANGE = "transitions in range"
 
@@ -128,7 +128,7 @@ class Check:
         parts = [claim] if claim else []
         parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
         share = next((verdict.value for verdict in self.verdicts if verdict.name == IN_RANGE), 1.0)
-        if share < MOST:
+        if share < FRACTION_IN_RANGE:
             parts.append(f"only {100 * share:.2g}% of the transitions are in range and were fitted")
         return ": ".join([self.state, "; ".join(parts)]) if parts else self.state
 

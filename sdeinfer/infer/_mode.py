@@ -30,7 +30,7 @@ from sdeinfer.parameters import TAU0
 LARGEST_COORDINATE = 8.0
 """Bound on |x| for the unconstrained parameters x, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2."""
 
-NEWTON_STEPS, CLOSE = 8, 1e-3
+NEWTON_STEPS, LAST_STEP = 8, 1e-3
 """Largest number of Newton steps, and the length in posterior standard deviations below which the mode is reached."""
 
 LEAST_CURVATURE = 0.05
@@ -165,7 +165,7 @@ def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> tuple
         if not length < last or (abs(point - step) > LARGEST_COORDINATE).any():
             break
         x, last = point, length
-        if length < CLOSE:
+        if length < LAST_STEP:
             break
         point = point - step
         value, slope = objective(point)

@@ -23,10 +23,10 @@ from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, blank_statistics
 from sdeinfer.likelihood._transitions import Path, every_transition
 
-SAMPLE = 16_384
+SAMPLED_TRANSITIONS = 16_384
 """Largest number of transitions from whose starts exact layers are drawn for the adjustment of the likelihood."""
 
-FEW = 4
+SAMPLES_OF_A_START = 4
 """Transitions over those of the sample, above which the sample's shift is a start for that of all: without it a fit of
 10⁵ transitions in chunks takes 20 % longer, one more pass over the data."""
 
@@ -98,7 +98,7 @@ class Networks(AbstractCovariances):
 
     def adjusted(self, statistics: PathStatistics, path: Path) -> PathStatistics:
         """The statistics of a path with the likelihood's adjustment."""
-        sample = path.thinned(SAMPLE)
+        sample = path.thinned(SAMPLED_TRANSITIONS)
         return self.adjusted_by(statistics, sample, self.scores(path), times=len(path) / len(sample))
 
     def scores(self, path: Path) -> Callable[[np.ndarray], Scores]:
@@ -131,7 +131,7 @@ class Networks(AbstractCovariances):
         adjustment = sandwich(sample, kind, layer.u, priors=priors, free=free, times=times)
         if layer.u.ndim == 1:
             start = np.zeros_like(layer.u)
-            if times > FEW:
+            if times > SAMPLES_OF_A_START:
                 of_sample = self.statistics(sample, path_layout(sample), pooled=True)
                 start = shift_to_exact_mode(self.scores(sample), of_sample, kind, layer.u, free, priors, start)
             shift = shift_to_exact_mode(scores, statistics, kind, layer.u, free, priors, start)

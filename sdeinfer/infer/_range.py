@@ -38,9 +38,9 @@ from sdeinfer.layers._base import limits_on_host
 from sdeinfer.likelihood._transitions import Path, evenly_by, require_some
 from sdeinfer.observation._doubts import require_changing_norms
 
-FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
+FIRST_TERMS, NEARLY_EQUAL, ESTIMATE_GROWTH = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
-at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
+at most `NEARLY_EQUAL` times the smallest; each further one uses up to `ESTIMATE_GROWTH` times as many transitions."""
 
 ATTENTION_GROWTH_AS_SPREAD, WITH_SPREAD = 1.9, 2.26
 """A growth g of V by the attention of one layer counts as a spread of 1.9 √g, or of 2.26 (g s²)^¼ if that is less. With
@@ -212,7 +212,7 @@ def _largest_spread(
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
     count, most, tau0 = 0, allowed, math.nan
     while max(allowed, most) > count:
-        count = min(max(allowed, most), FACTOR * count) if count else allowed
+        count = min(max(allowed, most), ESTIMATE_GROWTH * count) if count else allowed
         mode, layer = estimate(order[:count], mode)
         coldest = Coldest.of(problem.kind, layer)
         tau0, sd = float(np.exp(coldest.log_tau0.min())), coldest.sd

@@ -30,9 +30,9 @@ from sdeinfer.likelihood._terms import increments_of
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
-OMITTED, OMITTED_OF_TWO = 1.0, 2.0
-"""Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
-Measured in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
+OMITTED_ORDER, OMITTED_ORDER_OF_TWO = 1.0, 2.0
+"""Estimated omitted order of attention: −OMITTED_ORDER · s² times the last retained term, more for two tokens. Measured
+in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
 four."""
 
 LARGEST_SPREAD = 0.75
@@ -195,8 +195,8 @@ def _of_one_length(scatters: list[Scatter]) -> list[Scatter]:
 
 
 def omitted_order(path: Path, batch: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path."""
-    largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
+    """Estimate of the order of the softmax that the law omits, see `OMITTED_ORDER`, of some transitions of a path."""
+    largest = OMITTED_ORDER_OF_TWO if path.tokens == 2 else OMITTED_ORDER
     block, terms = batch.transitions, batch.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
     moments = law.moments.at(path.width_index(law.widths, block))

@@ -17,7 +17,7 @@ from sdeinfer.solve._psd import BrownianSteps, PSDSplitting
 from sdeinfer.solve._solve import Paths, solve_paths
 from sdeinfer.terms._limit import Limit, LimitSteps
 
-ENTRIES = 2**15
+BLOCK_ENTRIES = 2**15
 """Largest number of factor entries per block on a CPU, to fit in a cache."""
 
 
@@ -26,7 +26,7 @@ def block_size(paths: int, entries: int) -> int:
     if on_cpu():
         # The same for every number of paths, so that one compiled shape serves all; more paths where they have few
         # tokens, because calls would take longer than the work.
-        return max(1, min(max(256, 4096 // entries), ENTRIES // entries))
+        return max(1, min(max(256, 4096 // entries), BLOCK_ENTRIES // entries))
     # An accelerator is fastest with all paths at once; this bounds the memory.
     return min(1 << (paths - 1).bit_length(), max(1, 2**26 // entries))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-FEW = 8
+FORWARD_SCALARS = 8
 """Largest number of scalars along which a derivative is computed forwards."""
 
 
@@ -35,7 +35,7 @@ def along_few_numbers[T](function: Callable[..., T]) -> Callable[..., T]:
             basis = list(jnp.eye(len(places), dtype=directions[0].dtype))
             return jax.vmap(along, in_axes=(0, None), out_axes=(None, 0))(basis, values)
 
-        if len(places) > FEW or any(map(jnp.ndim, directions)):
+        if len(places) > FORWARD_SCALARS or any(map(jnp.ndim, directions)):
             return along(directions, primals)
         output, columns = along_few_numbers(with_columns)(*primals)
         return output, jax.tree.map(lambda column: jnp.tensordot(jnp.stack(directions), column, 1), columns)

@@ -22,7 +22,7 @@ from sdeinfer.terms._limit import Limit, LimitSteps
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 """V at the saved times, constant from a path's stopping time on; and the stopping times, +∞ for paths not stopped."""
 
-CHUNK = 64
+CHECKPOINT_STEPS = 64
 """Steps between two checkpoints. Memory of a reverse pass grows with the number of chunks plus this number."""
 
 
@@ -100,7 +100,7 @@ def _intervals(
     last = np.searchsorted(grid.steps, grid.saved)
     counts = np.diff(last, prepend=0)
     longest = max(int(counts.max()), 1)
-    size = min(CHUNK, longest)
+    size = min(CHECKPOINT_STEPS, longest)
     room = -(-longest // size) * size
     number = last[:, None] - counts[:, None] + np.arange(room)
     real = np.arange(room) < counts[:, None]

@@ -8,7 +8,7 @@ import xarray as xr
 from helpers.budget import assert_mean, assert_within
 from helpers.fits import AtTheMode
 from helpers.internals import (
-    EXCLUDED,
+    EXACT_DISTANCE,
     IN_RANGE,
     QUESTIONS,
     Alternative,
@@ -82,7 +82,7 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
     found = excluded_layers(Residuals(fitted, with_used(swollen, used), kind), spread)
     assert found is not None
-    assert found["log trace"] > EXCLUDED
+    assert found["log trace"] > EXACT_DISTANCE
     assert excluded_layers(Residuals(fitted, networks, kind), spread) is None
 
 

@@ -59,8 +59,10 @@ def _prepared_from_chunks(
     data, damaged = examined(data, leave_out_damaged=leave_out_damaged)
     sample, chunks = some_of(data), [chunk for chunk in chunks_of(data) if used_of(chunk).any()]
     phase("finding the range of the law")
-    times = int(used_of(data).any(axis=1).sum()) / sample.sizes["network"]
-    path, attributes, bounds = range_to_fit(problem, sample, problem.transitions(sample), largest_logit, times)
+    networks_per_sample = int(used_of(data).any(axis=1).sum()) / sample.sizes["network"]
+    path, attributes, bounds = range_to_fit(
+        problem, sample, problem.transitions(sample), largest_logit, networks_per_sample
+    )
     path.require_densities()
     # Transitions are used within 1.5 times the range of log e: of normals, the largest of 10⁸ is 1.5 times that of 10⁴.
     layout, widths = path_layout(path, margin=1.5), np.unique(data["width"].values.astype(np.float64))
@@ -77,7 +79,9 @@ def _prepared_from_chunks(
         return _total(map_chunks(partial(_scores, others=others, law=law), chunks, name="exact"))
 
     some = path.thinned(SAMPLED_TRANSITIONS)
-    joint = problem.adjusted_by(problem.unadjusted(of_all), some, scores, times=transitions / len(some))
+    joint = problem.adjusted_by(
+        problem.with_identity_adjustment(of_all), some, scores, data_per_sample=transitions / len(some)
+    )
     statistics = dataclasses.replace(problem.statistics(path, layout, pooled=False), adjustment=joint.adjustment)
     attributes |= {
         "largest_logit": largest_logit,

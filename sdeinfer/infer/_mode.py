@@ -20,7 +20,7 @@ from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._densities import constrained, latent_structure
+from sdeinfer.infer._densities import constrained, unobserved_structure
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, points_around, slopes
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._path import in_default_types
@@ -83,7 +83,7 @@ def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... va
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
     """Find the mode by L-BFGS with gradients, in double precision whatever JAX's default."""
-    structure = latent_structure(model, prepared)
+    structure = unobserved_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
     return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)
 

@@ -26,8 +26,8 @@ FEWEST_LAYERS, PREDICTED_ENTRIES = 3, 2**24
 """Entries of the predicted covariances above which evenly spaced layers are kept, and the least number of them."""
 
 FEWEST_DRAWS, LAYERS_DRAWN = 20, 2**16
-"""Least number of draws at which networks are replicated by default, and the layers of networks that are drawn in all,
-in about a second on two cores, where there are more draws."""
+"""Least number of draws at which networks are replicated by default, and the number of layers, of all draws and
+networks, above which there are fewer draws than `MOST_DRAWS`: about a second on two cores."""
 
 
 def predict(
@@ -155,11 +155,12 @@ def affordable_draws(data: xr.Dataset) -> int:
 
 
 def predicted_draws(predictions: int | None, draws: int, chains: int) -> Int[np.ndarray, " some"]:
-    """Evenly spaced draws of each chain, and of the prior, so many over all chains; all if None."""
-    if predictions is None:
-        return np.arange(draws)
-    count = min(predictions, draws)
-    return (draws // count * np.arange(count))[::chains]
+    """Choose evenly spaced draws of each chain, which together are `predictions`; all if None.
+
+    The same indices choose draws of the prior.
+    """
+    count = draws if predictions is None else min(draws, -(-predictions // chains))
+    return np.arange(count) * draws // count
 
 
 def labelled_predictions(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:

@@ -83,11 +83,19 @@ from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
 from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
 from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.infer._densities import latent_structure, log_likelihoods
+from sdeinfer.infer._densities import log_likelihoods, unobserved_structure
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, expansion, minimum, points_around, slopes
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._latent_densities import draw_latent, latent_mode, log_prior, log_weights
-from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
+from sdeinfer.infer._measures import (
+    attention_bend,
+    attention_growth,
+    logit_scale,
+    logit_spread,
+    mean_spread,
+    measures_of,
+    rounding,
+)
 from sdeinfer.infer._metropolis import PROPOSAL_FREEDOM, Proposal, _log_t
 from sdeinfer.infer._mode import (
     LayerAt,
@@ -103,7 +111,7 @@ from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._posterior import Posterior as SampledPosterior
 from sdeinfer.infer._predictive import affordable_draws, last_layer, predicted_draws
 from sdeinfer.infer._range import (
-    Coldest,
+    ColdestLayer,
     Range,
     Selection,
     in_range,

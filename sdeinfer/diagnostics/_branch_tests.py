@@ -17,11 +17,11 @@ from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._summary import fixed_of, identified_of
-from sdeinfer.diagnostics._verdict import Check, Verdict, at_most, together
+from sdeinfer.diagnostics._verdict import Check, Verdict, at_most, if_significant, together
 from sdeinfer.observation._networks import MEASURED
 
 
-def of_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
+def check_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
     """The verdicts on increments; strengths unlike the declared ones are notes, not defects."""
     tests, notes = BranchTests(tree), []
     of_law = tests.of_law()
@@ -124,7 +124,7 @@ class BranchTests:
         count, sd = len(null), np.sqrt(np.square(null[:, 1]).sum()) / len(null)
         skewness = (null[:, 2] * null[:, 1] ** 3).sum() / (count * sd) ** 3
         p = stats.pearson3(skewness, scale=sd).sf(of_branch[worst]) * len(of_branch)
-        value = of_branch[worst] if p < bounds.BRANCH_LEVEL else 0.0
+        value = if_significant(of_branch[worst], p, bounds.BRANCH_LEVEL)
         advice = f"increments of branch {worst} ({self.parts[worst]}) have outlying features, as in a trained network"
         return Check((at_most("calibrated", "fourth moments, excess", value, bounds.EXCESS_KURTOSIS, advice),))
 
@@ -163,8 +163,8 @@ class BranchTests:
         verdicts = []
         for name, gains in self.profiles.items():
             best = self.log_factors[gains.argmax()]
-            significant = stats.chi2.sf(2 * gains.max(), 1) < bounds.BRANCH_LEVEL
-            value = np.exp(abs(best)) if significant else 1.0
+            p = stats.chi2.sf(2 * gains.max(), 1)
+            value = if_significant(np.exp(abs(best)), p, bounds.BRANCH_LEVEL, null=1.0)
             advice = (
                 f"the increments prefer {np.exp(best):.2g} times the assumed {name}: give it a prior, or look for a "
                 "factor in the weights of the first projections"
@@ -203,7 +203,7 @@ class BranchTests:
             freedom -= np.size(strengths)
         total = float(squares.sum())
         p = 2 * min(stats.chi2.sf(total, freedom), stats.chi2.cdf(total, freedom))
-        value = abs(total / freedom - 1) if p < bounds.BRANCH_LEVEL else 0.0
+        value = if_significant(abs(total / freedom - 1), p, bounds.BRANCH_LEVEL)
         word = "more" if total > freedom else "less"
         advice = (
             f"increments spread {word} than by the law, χ²/df is {total / freedom:.2f}: not these blocks, or not at "
@@ -251,5 +251,5 @@ class BranchTests:
 
 
 def _of_dependence(name: str, dependence: Dependence, advice: str) -> Verdict:
-    share = dependence.share if dependence.p < bounds.BRANCH_LEVEL else 0.0
+    share = if_significant(dependence.share, dependence.p, bounds.BRANCH_LEVEL)
     return at_most("calibrated", name, share, bounds.EXPLAINED_SHARE, advice)

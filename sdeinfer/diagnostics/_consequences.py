@@ -115,11 +115,11 @@ def significant_moves(residuals: Residuals) -> pd.DataFrame:
     return tests.loc[tests["p"] * len(tests) < LEVEL]
 
 
-def of_conflict(residuals: Residuals) -> Check:
+def check_conflict(residuals: Residuals) -> Check:
     """A failed verdict on the tightest prior that contradicts the data; none if no prior does.
 
-    By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
-    networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
+    Without its own prior a coordinate moves by v s: s is its score at the mean, and v its variance given the networks
+    and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
     m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
     the defaults are left out: where they matter, the data identify so little that one step does not find the mode.
     """
@@ -145,11 +145,11 @@ def of_conflict(residuals: Residuals) -> Check:
             conflicts.append((sd, moved, advice))
     if not conflicts:
         return Check()
-    _, moved, advice = min(conflicts)  # a tight prior of one moves the others too
+    _, moved, advice = min(conflicts, key=lambda conflict: conflict[0])  # a tight prior of one moves the others too
     return Check((at_most("calibrated", "prior against data, posterior sds", moved, LARGEST_MOVE, advice),))
 
 
-def of_finite_width(residuals: Residuals) -> Check:
+def check_finite_width(residuals: Residuals) -> Check:
     """The verdict on what the limit's law leaves out."""
     rows = moves_of(residuals).filter(["finite width"], axis="index")
     if rows.empty:
@@ -159,7 +159,7 @@ def of_finite_width(residuals: Residuals) -> Check:
     return Check((at_most("agrees with the theory", "finite width, posterior sds", largest, LARGEST_MOVE, advice),))
 
 
-def of_misfit(residuals: Residuals) -> Check:
+def check_misfit(residuals: Residuals) -> Check:
     """The verdict on layers that are clearly of something else, by the most significant of the large effects."""
     rows = significant_moves(residuals)
     effects, (largest, worst, move) = rows["effect"].abs(), _largest_move(rows)
@@ -173,7 +173,7 @@ def of_misfit(residuals: Residuals) -> Check:
     return Check((at_most("calibrated", "misfit of the layers", effects[name], MISFIT_EFFECT, advice),), notes=notes)
 
 
-def of_move(residuals: Residuals) -> Check:
+def check_move(residuals: Residuals) -> Check:
     """The verdict on the largest move of a parameter by a significant misfit."""
     largest, worst, advice = _largest_move(significant_moves(residuals))
     if worst:
@@ -183,7 +183,7 @@ def of_move(residuals: Residuals) -> Check:
     return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, LARGEST_MOVE, advice),))
 
 
-def of_scatter(residuals: Residuals) -> Check:
+def check_scatter(residuals: Residuals) -> Check:
     """The verdict on the scatter of the networks' scores."""
     rows = moves_of(residuals).filter([SCATTER], axis="index")
     if rows.empty:

@@ -66,7 +66,7 @@ class ScoreSums(NamedTuple):
     omitted: np.ndarray  # shift of the score by each omission, shape (omissions, parameters)
     completed: np.ndarray  # H by the law with each omission, where it is known; (omissions, parameters, parameters)
     noise: np.ndarray  # of each layer: transitions, Σ mean y² and Σ (mean y²)², shape (3, layers)
-    layers: int
+    transitions: int
 
     @classmethod
     def of(cls, path: Path, law: LawAt, kind: AbstractLayer, *, fitted: str) -> "ScoreSums":
@@ -127,7 +127,7 @@ class ScoreSums(NamedTuple):
             omitted=information[omitted, parameters],
             completed=np.stack(completed),
             noise=noise,
-            layers=len(path),
+            transitions=len(path),
         )
 
     @property
@@ -141,7 +141,7 @@ class ScoreSums(NamedTuple):
         corrected, squares, sizes = (x[self.tested] for x in (self.corrected, self.squares, self.sizes))
         names = list(itertools.compress(DIRECTIONS, self.tested))
         z = corrected / np.sqrt(squares)
-        columns = {"effect": corrected / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
+        columns = {"effect": corrected / np.sqrt(sizes * self.transitions), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
         return pd.DataFrame(columns, index=pd.Index(names, name="direction"))
 
     @property

@@ -13,10 +13,10 @@ from scipy import stats
 from sdeinfer.diagnostics._innovations import changes_of
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._thresholds import EQUAL_STARTS, PAIRED_NETWORKS, SHARED_CORRELATION, SHARED_LEVEL
-from sdeinfer.diagnostics._verdict import Check, at_most
+from sdeinfer.diagnostics._verdict import Check, at_most, if_significant
 
 
-def of_shared_noise(residuals: Residuals) -> Check:
+def check_shared_noise(residuals: Residuals) -> Check:
     """The verdict on the independence of networks, if some start from different covariances.
 
     The correlation is the mean over pairs of networks and layers, by the more significant of two statistics: all
@@ -42,7 +42,7 @@ def of_shared_noise(residuals: Residuals) -> Check:
     total, variance, largest = sums.T
     p = stats.norm.sf(total / np.sqrt(variance))
     first = int(np.argmin(p))
-    correlation = total[first] / largest[first] if 2 * p[first] < SHARED_LEVEL else 0.0
+    correlation = if_significant(total[first] / largest[first], 2 * p[first], SHARED_LEVEL)
     advice = (
         "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
         "dimension of their own, shape (networks, layers, prompts, tokens, width)"

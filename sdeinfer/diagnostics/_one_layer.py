@@ -8,7 +8,7 @@ from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE_RAT
 from sdeinfer.diagnostics._verdict import Check, at_most
 
 
-def of_unlike_layers(residuals: Residuals) -> Check:
+def check_unlike_layers(residuals: Residuals) -> Check:
     """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers."""
     count, total, squares = residuals.sums.noise
     tested = np.flatnonzero(count >= FEWEST_OF_A_LAYER)

@@ -22,7 +22,7 @@ from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 DISTANCE = "distance from predictions, floors"
 
 
-def of_last_layer(residuals: Residuals) -> Check:
+def check_last_layer(residuals: Residuals) -> Check:
     """Whether networks agree with predictions; where every layer was observed, notes if they do not."""
     post, reason = residuals.tree, _why_unpredicted(residuals.tree)
     if reason:

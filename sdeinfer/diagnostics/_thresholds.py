@@ -3,8 +3,10 @@
 import math
 
 LEVEL = 0.01
-"""False-alarm probability of each test of calibration; and the largest acceptable posterior probability that the
-softmax is out of range, where the data do not identify τ0."""
+"""False-alarm probability of each test of calibration."""
+
+COLD_PROBABILITY = 0.01
+"""Largest acceptable posterior probability that the softmax is out of range, where the data do not identify τ0."""
 
 SHARED_CORRELATION, SHARED_LEVEL = 0.01, 1e-3
 """Largest acceptable correlation between networks, and the false-alarm probability of its test: 64 networks with a
@@ -28,6 +30,10 @@ SKEWNESS, SKEWNESS_LEVEL = 0.2, 1e-3
 """Largest acceptable relative distance of the skewness of layers from that of exact ones, and the false-alarm
 probability of its test: orthogonal weights have .57 of the skewness of a diagonal increment in a Transformer at small
 γ, and none in attention, while .01 would fail as many right fits as all other tests together."""
+
+SHORTCUT_DEVIATIONS, FEWEST_SHORTCUTS = 4.0, 16
+"""Largest acceptable distance of γ by hidden states from that of the fit, in standard deviations of both; and the
+number of transitions below which it is not tested."""
 
 SCATTER_RATIO = 1.5
 """Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""

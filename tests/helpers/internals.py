@@ -62,21 +62,21 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
 from sdeinfer.diagnostics._alternatives import (
     Alternative,
+    check_candidates,
     different_sizes,
     log_ratios,
     neighbours,
-    verdict_on_alternatives,
 )
 from sdeinfer.diagnostics._branch_tests import BranchTests
-from sdeinfer.diagnostics._consequences import of_conflict
+from sdeinfer.diagnostics._consequences import check_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._innovations import DIRECTIONS, ScoreSums, direction_weights, successive
-from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._one_layer import check_unlike_layers
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
-from sdeinfer.diagnostics._range import excluded_layers, of_range
+from sdeinfer.diagnostics._range import check_range, excluded_layers
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._shortcut import of_shortcuts
-from sdeinfer.diagnostics._skewness import of_skewness, third_moments
+from sdeinfer.diagnostics._shortcut import check_shortcuts
+from sdeinfer.diagnostics._skewness import check_skewness, third_moments
 from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXACT_DISTANCE, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most

@@ -160,7 +160,7 @@ def predicted_draws(predictions: int | None, draws: int, chains: int) -> Int[np.
     The same indices choose draws of the prior.
     """
     count = draws if predictions is None else min(draws, -(-predictions // chains))
-    return np.arange(count) * draws // count
+    return draws // count * np.arange(count)
 
 
 def labelled_predictions(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:

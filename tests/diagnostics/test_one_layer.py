@@ -23,7 +23,7 @@ def verdicts_on(noise):
     """Of innovations with these sums."""
     layers = xr.Dataset(coords={"layer": np.arange(noise.shape[1] + 1), "token_a": np.arange(TOKENS)})
     residuals, nothing = Residuals(xr.DataTree(), layers, None), dict.fromkeys(ScoreSums._fields, np.zeros(0))
-    vars(residuals)["sums"] = ScoreSums(**nothing | {"noise": noise, "layers": 0})
+    vars(residuals)["sums"] = ScoreSums(**nothing | {"noise": noise, "transitions": 0})
     return check_unlike_layers(residuals).verdicts
 
 

@@ -92,15 +92,11 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key)
 
 @eqx.filter_jit
 def _scan_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
-    arrays, static = eqx.partition((layer, V0, solver, key), eqx.is_array)
-    leaves, structure = jax.tree.flatten(arrays)
-
-    def of_arrays(*leaves):
-        layer, V0, solver, key = eqx.combine(jax.tree.unflatten(structure, leaves), static)
+    def paths_of(layer, V0, solver, key):
         X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
         return scan_in_blocks(limit, X0, grid, paths=paths, solver=solver, key=key)
 
-    return along_few_numbers(of_arrays)(*leaves)
+    return along_few_numbers(paths_of)(layer, V0, solver, key)
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

@@ -5,6 +5,8 @@ adjoints for other modes compile for longer than a scan with checkpoints over a 
 Tests: `tests/solve/test_simulate.py`.
 """
 
+from collections.abc import Sequence
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -110,7 +112,7 @@ def _intervals(
 def fill_after[T: Array | np.ndarray](
     stopped: Float[Array | np.ndarray, " paths"],
     V: Float[T, "paths times m m"],
-    saved: ArrayLike,
+    saved: ArrayLike | Sequence[float],  # beartype counts no tuple of floats as NumPy's ArrayLike
     value: float,
 ) -> Float[T, "paths times m m"]:
     """Replace V at the saved times after its path's stopping time by `value`; NumPy handles NumPy arrays."""

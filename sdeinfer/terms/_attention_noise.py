@@ -38,14 +38,14 @@ def attention_noise_flow(
     G, U = increments[:, :k], increments[:, k:]
     if pattern.everything:
         return matmul(X, _attention_multiplier(centred_gram(X)[1], kappa / tokens, h, G, U))
-    bG, bU = attention_noise(pattern, X, G), attention_noise(pattern, X, U)
+    b_G, b_U = attention_noise(pattern, X, G), attention_noise(pattern, X, U)
     # Db[G + U/√2] b[G]: the half of it is ½ Db[G] b[G], and what A has of Db[U] b[G].
-    _, derivative = jax.jvp(lambda X: attention_noise(pattern, X, G + U / math.sqrt(2)), (X,), (bG,))
+    _, derivative = jax.jvp(lambda X: attention_noise(pattern, X, G + U / math.sqrt(2)), (X,), (b_G,))
     # ¼ b(X − √2 b[U])[G] = ¼ b[G] − Db[G] b[U]/(2√2) + ¼ D²b[G](b[U], b[U]) and a term in G and U³, which is of order
     # h² and has mean 0, so that it does not change the weak order.
-    bG_moved = attention_noise(pattern, X - math.sqrt(2) * kappa * bU, G)
+    b_G_moved = attention_noise(pattern, X - math.sqrt(2) * kappa * b_U, G)
     second_order = derivative - h * attention_noise_square(pattern, X)
-    return X + kappa * (0.75 * bG + 0.25 * bG_moved) + kappa2 / 2 * second_order
+    return X + kappa * (0.75 * b_G + 0.25 * b_G_moved) + kappa2 / 2 * second_order
 
 
 def _attention_multiplier(K: Array, scale: Array, h: Array, G: Array, U: Array) -> Array:

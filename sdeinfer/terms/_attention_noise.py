@@ -39,7 +39,7 @@ def attention_noise_flow(
     if pattern.everything:
         return matmul(X, _attention_multiplier(centred_gram(X)[1], kappa / tokens, h, G, U))
     b_G, b_U = attention_noise(pattern, X, G), attention_noise(pattern, X, U)
-    # Db[G + U/√2] b[G]: the half of it is ½ Db[G] b[G], and what A has of Db[U] b[G].
+    # Db[G + U/√2] b[G]; half of it is ½ Db[G] b[G] and the term of A with Db[U] b[G].
     _, derivative = jax.jvp(lambda X: attention_noise(pattern, X, G + U / math.sqrt(2)), (X,), (b_G,))
     # ¼ b(X − √2 b[U])[G] = ¼ b[G] − Db[G] b[U]/(2√2) + ¼ D²b[G](b[U], b[U]) and a term in G and U³, which is of order
     # h² and has mean 0, so that it does not change the weak order.

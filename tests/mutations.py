@@ -198,7 +198,7 @@ MUTATIONS = (
     Mutation("audit: factor of a writer", "passes/_stream.py", "factor=writer.factor * branch.factor", "factor=writer.factor", "tests/auditing/test_audit.py::test_a_record_by_hand"),
     Mutation("observation: rounding", "observation/_doubts.py", "(1 + 2 * V**2 * scale)", "(1 + V**2 * scale)", "tests/observation/test_doubts.py::test_the_predicted_share_is_that_of_rounded_states"),
     Mutation("observation: fourth moments", "observation/_branch_observer.py", "(tokens * (tokens + 2))", "(tokens * (tokens + 1))", "tests/observation/test_branches.py::test_gaussian_increments_have_kurtosis_one"),
-    Mutation("solver: derivatives forwards", "solve/_forwards.py", "if len(places) > FORWARD_SCALARS or", "if len(places) > 0 or", "tests/solve/test_derivatives.py::test_batches_have_the_derivatives_of_their_members"),
+    Mutation("solver: derivatives forwards", "solve/_forwards.py", "if len(directions) > FORWARD_SCALARS or", "if len(directions) > 0 or", "tests/solve/test_derivatives.py::test_batches_have_the_derivatives_of_their_members"),
     Mutation("solver: derivatives contracted", "solve/_forwards.py", "jnp.tensordot(jnp.stack(directions), column, 1)", "column.sum(axis=0)", "tests/solve/test_derivatives.py::test_derivatives_are_exact_in_every_mode_and_to_the_second_order"),
     Mutation("predictions: layers", "infer/_predictive.py", ")[:, steps // every]", ")[:, : len(steps)]", "tests/infer/test_predictive.py::test_replicates_are_networks_of_the_parameters_of_their_draw"),
     Mutation("predictions: parameters of networks", "networks/_sample.py", "operator.itemgetter(members)", "operator.itemgetter(slice(0, stop - start))", "tests/infer/test_predictive.py::test_replicates_are_networks_of_the_parameters_of_their_draw"),

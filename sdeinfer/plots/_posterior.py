@@ -90,6 +90,7 @@ def _panel(panel: Axes, draws: Mapping[str, np.ndarray], truths: set[float]) -> 
         panel.axvline(truth, color=NEUTRAL, linestyle="--", lw=1.2, zorder=0)
     panel.set(xlim=(low, high), ylim=(-(0.05 + INTERVAL_DISTANCE * (len(draws) - 1)) * peak, 1.05 * peak), yticks=[])
     panel.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    panel.tick_params(axis="x", labelsize="small")
     panel.spines["left"].set_visible(False)
     finish(panel)
 

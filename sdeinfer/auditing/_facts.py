@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sdeinfer.auditing._books import Books, Dependences
-from sdeinfer.auditing._graph_facts import facts_of_graph, links_of, parameter_near
+from sdeinfer.auditing._graph_facts import facts_of_graph, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_slices
 from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer
 from sdeinfer.auditing._tests import Test, critical, differs, failed, pattern_of, some
@@ -68,7 +68,7 @@ def _not_finite(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
     zero = [n for n, b in record.buffers.items() if n in used and "inv_freq" in n and not b.least and not b.largest]
     if zero:
         yield failed("not finite", zero[0], f"{some(zero)} is 0: positions do not rotate", *zero)
-    for link in [] if bad else links_of(account):
+    for link in [] if bad else account.links:
         if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
             says = f"the stream is not finite from layer {link.layer} ({link.kind}) on"
             yield failed("not finite", f"layer {link.layer}", says)

@@ -13,7 +13,6 @@ from sdeinfer.auditing._tests import Test, failed, some
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._readings import Reading, is_even, tensor_name
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link
 
 
 def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> list[Test]:
@@ -25,11 +24,6 @@ def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Rea
         *_queries(account, readings),
         *_dead(account, laws, readings),
     ]
-
-
-def links_of(account: Account) -> list[Link]:
-    """All sums of the streams."""
-    return [link for chain in account.streams for link in chain]
 
 
 def parameter_near(account: Account, number: int) -> str:
@@ -126,7 +120,7 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
                 break
     if embeddings := [n for n, m in account.matrices.items() if m.role == "embedding" and laws[n].name == "zeros"]:
         yield failed("dead", embeddings[0], f"{some(embeddings)} is 0", *embeddings)
-    for link in links_of(account):
+    for link in account.links:
         if any(source.factor == 0 and not source.scales for source in link.writers):
             yield failed("dead", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is multiplied by 0")
             return

@@ -71,8 +71,7 @@ def _without_padding(parameter: StoredTensor, x: np.ndarray) -> np.ndarray:
         return x
     if np.ptp(x[x != 0]) == 0:  # an identity
         return x[x != 0]
-    step = -(-parameter.size // len(x))
-    row = np.arange(0, parameter.size, step | 1 if step > 1 else 1)[: len(x)] // parameter.shape[-1]
+    row = np.arange(0, parameter.size, parameter.step) // parameter.shape[-1]
     drawn = np.zeros(row[-1] + 1, bool)
     drawn[row[x != 0]] = True
     empty = ~drawn[row]

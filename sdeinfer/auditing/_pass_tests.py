@@ -76,7 +76,7 @@ def _of_reading(wrong: list[Reading], declared: float) -> Test:
 
 def _offsets(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
     """Offsets of norms, and parameters that scale branches."""
-    scales = {name for sums in account.writers.values() for _, source in sums for name in source.scales}
+    scales = {name for sources in account.writers.values() for source in sources for name in source.scales}
     for name, matrix in account.matrices.items():
         law = laws[name]
         if matrix.role == "norm bias" and (declared := recipe.gain(matrix)) is not None:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from sdeinfer.auditing._graph_facts import links_of, parameter_near
+from sdeinfer.auditing._graph_facts import parameter_near
 from sdeinfer.auditing._tests import Test, failed, pattern_of, some
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import softmaxes_in
@@ -24,15 +24,14 @@ def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
 
 
 def _sums(account: Account) -> list[Node]:
-    nodes = account.graph.record.nodes
-    return [node for node in nodes if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed]
+    return [node for node in account.graph.record.nodes if node.is_sum_of_two]
 
 
 def _not_in_series(account: Account) -> Iterator[Test]:
     """Sums that go on with the input, or with the branch, of the sum before them."""
     graph, sums = account.graph, _sums(account)
-    numbers = {link.sum.number for link in links_of(account)}
-    for link in links_of(account):
+    numbers = {link.sum.number for link in account.links}
+    for link in account.links:
         start, branch = link.skip.origin, link.branch.origin
         for node in sums:
             sides = [graph.whole(side) for side in node.inputs]
@@ -52,7 +51,7 @@ def _twice(account: Account) -> Iterator[Test]:
         (left, by_left), (right, by_right) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
         if left is right and by_left == by_right and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
-    for link in links_of(account):
+    for link in account.links:
         if link.again:
             yield failed("series", f"layer {link.layer}", f"{link.again} (layer {link.layer})")
 
@@ -61,7 +60,7 @@ def _subtracted(account: Account) -> Iterator[Test]:
     graph = account.graph
     gates = [node for node in graph.record.nodes if node.kind == "gate"]
     gated = {graph.term(side).origin.number for node in gates for side in node.inputs}
-    for link in links_of(account):
+    for link in account.links:
         if link.writers and link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
 
@@ -128,8 +127,7 @@ def _alike(node: Node, peer: Node) -> bool:
 
 
 def _in_a_branch(account: Account, node: Node) -> bool:
-    graph = account.graph
-    return any(graph.between(link.branch.origin, link.skip.origin) >> node.number & 1 for link in links_of(account))
+    return any(link.inside(account.graph) >> node.number & 1 for link in account.links)
 
 
 def _broken(account: Account) -> Iterator[Test]:

@@ -160,7 +160,7 @@ def _of_group(group: str, rows: list[Row], z: float) -> Iterator[Test]:
     """Tests of σ of a role, or of a name in all layers, and of each tensor of it."""
     drawn = []
     for row in rows:
-        if not row.declared or (row.matrix.role in ("norm", "norm bias") and row.by is not None):
+        if not row.declared or row.matrix.role in ("norm", "norm bias"):
             continue  # a glob of matrices may also match gains
         if row.law.sd > 0 or row.law.size == 1:
             drawn.append(row)

@@ -79,8 +79,7 @@ def _factor(factor: float, size: int) -> str:
 
 
 def _stream(account: Account) -> list[str]:
-    links = [link for chain in account.streams for link in chain]
-    sources = [source for link in links for source in link.writers]
+    sources = [source for link in account.links for source in link.writers]
     factors = {
         "branches": {f"{abs(source.factor):.3g}" for source in sources if source.plain},
         "stream": {f"{link.skip.factor:.3g}" for chain in account.streams for link in chain[1:]},

@@ -15,12 +15,11 @@ PRODUCTS = ("product", "convolution")
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A tensor as a factor times its origin, with the names of parameters that scale it and that are added to it."""
+    """A tensor as a factor times its origin, with the names of parameters that scale it."""
 
     origin: Node
     factor: float = 1.0
     scales: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +142,7 @@ class Graph:
 
     def term(self, node: Node) -> Term:
         """A tensor by its origin, through views, factors and fixed tensors that are added."""
-        factor, scales, added = 1.0, (), ()
+        factor, scales = 1.0, ()
         while True:
             if node.kind == "view" or (node.kind == "join" and len(node.inputs) == 1):
                 node = node.inputs[0]
@@ -152,11 +151,11 @@ class Graph:
             elif node.kind == "scale" and abs(node.about.get("rms", 0.0) - 1) < 1e-3:  # rotations by complex numbers
                 node = node.inputs[0]
             elif node.kind == "sum" and len(node.inputs) == 1:
-                factor, added, node = factor * node.factors[0], (*added, *node.parameters), node.inputs[0]
+                factor, node = factor * node.factors[0], node.inputs[0]
             elif node.kind in ("sum", "join") and (turned := self.rotated(node)) is not None:
                 factor, node = factor * turned[1], turned[0]
             else:
-                return Term(node, factor, scales, added)
+                return Term(node, factor, scales)
 
     def rotated(self, node: Node) -> tuple[Node, float] | None:
         """The origin of a sum or join of one tensor's pieces, as by rotations, and the factor of its size."""

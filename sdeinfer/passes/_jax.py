@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from sdeinfer.passes._inputs import Inputs
 from sdeinfer.passes._models import function_of
 from sdeinfer.passes._operations import is_a, of_jax
 from sdeinfer.passes._record import Node, Record, StoredTensor, Watch, about
 
 
-def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
+def record_of(network: Any, inputs: Inputs, watch: Watch | None = None) -> Record:
     """Run a model once, primitive by primitive.
 
     Arguments:
@@ -39,7 +40,7 @@ def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watc
     )
 
 
-def _flat(function: Callable[..., Any], inputs: tuple[tuple, Mapping[str, Any]]) -> tuple[list[Any], Callable]:
+def _flat(function: Callable[..., Any], inputs: Inputs) -> tuple[list[Any], Callable]:
     """The arrays of inputs, and the function of lists of parameters and of these."""
     import jax
 
@@ -61,7 +62,7 @@ class Compiled:
         orders: the nodes.
     """
 
-    def __init__(self, network: Any, inputs: tuple[tuple, Mapping[str, Any]], orders: tuple[int, ...]):
+    def __init__(self, network: Any, inputs: Inputs, orders: tuple[int, ...]):
         import jax
 
         function, leaves, _ = function_of(network)

@@ -38,6 +38,11 @@ class Node:
     others: tuple["Node", ...] = ()  # tensors it follows from beside its inputs: weights, indices, conditions
 
     @property
+    def is_sum_of_two(self) -> bool:
+        """Whether it is the sum of two tensors that follow from the input."""
+        return self.kind == "sum" and len(self.inputs) == 2 and not self.fixed
+
+    @property
     def square(self) -> float:
         """Mean square of all entries."""
         return float("nan") if self.rows is None or not self.rows.size else float(self.rows.mean())
@@ -62,8 +67,13 @@ class StoredTensor:
     dtype: str = "float32"
 
     def entries(self) -> np.ndarray:
-        """At most `SAMPLED_ENTRIES` entries; the step is odd, so that it meets all columns."""
-        return self.read(slice(None, None, 1 if self.size <= SAMPLED_ENTRIES else -(-self.size // SAMPLED_ENTRIES) | 1))
+        """At most `SAMPLED_ENTRIES` entries, evenly spread."""
+        return self.read(slice(None, None, self.step))
+
+    @property
+    def step(self) -> int:
+        """From one of the `entries` to the next; odd, so that they are of all columns."""
+        return 1 if self.size <= SAMPLED_ENTRIES else -(-self.size // SAMPLED_ENTRIES) | 1
 
     @property
     def size(self) -> int:

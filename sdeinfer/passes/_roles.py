@@ -21,15 +21,15 @@ def account_of(graph: Graph) -> Account:
     streams = streams_of(graph)
     uses: dict[str, list[Node]] = {}
     for node in record.nodes:
-        if node.kind in (*PRODUCTS, "embedding"):
-            uses.setdefault(node.parameters[0] if node.parameters else "", []).append(node)
+        if node.kind in (*PRODUCTS, "embedding") and node.parameters:
+            uses.setdefault(node.parameters[0], []).append(node)
     roles: Roles = {}
     places: dict[int, tuple[int, int]] = {}
     logits: list[Logits] = []
-    writers: dict[str, list[tuple[Link, Source]]] = {}
+    writers: dict[str, list[Source]] = {}
     for chain in streams:
         for link in chain:
-            bits = graph.between(link.branch.origin, link.skip.origin)
+            bits = link.inside(graph)
             # Values of another stream, as that of an encoder, are no part of a branch.
             for stream in streams:
                 if stream is not chain and bits >> stream[-1].sum.number & 1:
@@ -37,7 +37,7 @@ def account_of(graph: Graph) -> Account:
             nodes = list(graph.nodes(bits))
             for source in link.writers:
                 if source.node.parameters:
-                    writers.setdefault(source.node.parameters[0], []).append((link, source))
+                    writers.setdefault(source.node.parameters[0], []).append(source)
             logits += _branch(graph, link, nodes, roles)
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))

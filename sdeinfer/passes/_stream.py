@@ -42,6 +42,10 @@ class Link:
             link = link.before
         return link
 
+    def inside(self, graph: Graph) -> int:
+        """The nodes between the stream and what is added, as a set of bits."""
+        return graph.between(self.branch.origin, self.skip.origin)
+
 
 def streams_of(graph: Graph) -> list[list[Link]]:
     """The streams of a network, as of an encoder and a decoder, longest first; sums inside of branches are left out."""
@@ -49,7 +53,7 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     by_sum: dict[int, Link] = {}
     added: dict[int, list[Link]] = {}  # states of the streams that are added to later ones
     for node in graph.record.nodes:
-        if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
+        if node.is_sum_of_two:
             left, right = (graph.term(side).origin for side in node.inputs)
             for late, early in ((left, right), (right, left)):
                 if (link := by_sum.get(late.number)) is not None and _has(graph, link, early, by_sum):
@@ -144,18 +148,16 @@ def _number(graph: Graph, chain: list[Link]) -> None:
         for place, link in enumerate(chain):
             link.layer = place // period
         return
-    layer, seen = 0, set()
+    layer = 0
     plain = "mlp" not in " ".join(kinds)
     for link in chain:
-        ends = "mlp" in link.kind or plain
         link.layer = layer
-        seen.add(link.kind)
-        if ends:
-            layer, seen = layer + 1, set()
+        if "mlp" in link.kind or plain:
+            layer += 1
 
 
 def _kind(graph: Graph, link: Link) -> str:
-    bits = graph.between(link.branch.origin, link.skip.origin)
+    bits = link.inside(graph)
     kinds = set()
     for source in link.writers:
         inside = graph.reach[source.node.number] & bits

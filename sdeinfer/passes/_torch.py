@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.passes._inputs import Inputs
 from sdeinfer.passes._models import named
 from sdeinfer.passes._operations import is_a, of_torch
 from sdeinfer.passes._record import SAMPLED_ENTRIES, Node, Record, StoredTensor, Watch, about
@@ -22,7 +23,7 @@ ONE_THREAD_PARAMETERS = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
 
 
-def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
+def record_of(module: Any, inputs: Inputs, watch: Watch | None = None) -> Record:
     """Run a module once, without gradients and in evaluation mode; it is left as it was.
 
     Arguments:

@@ -82,7 +82,7 @@ def audit(
         roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
         raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
     comparisons = [] if peer is None else [*other_roles(books, peer), *other_outputs(reference, books, peer)]
-    return judged(books, rule, network, causal=causal, norm=norm, allow=allow, comparisons=comparisons)
+    return audit_of_books(books, rule, network, causal=causal, norm=norm, allow=allow, comparisons=comparisons)
 
 
 def _require_words(causal: Any, norm: Any) -> None:
@@ -102,29 +102,30 @@ def _require_allowed(allow: Sequence[str], books: Books) -> None:
             raise InputError(f"allow: findings are {', '.join(FAILS)}, untested or a name, got {word!r}")
 
 
-def judged(
+def audit_of_books(
     books: Books,
     rule: Recipe | None,
-    network: Any = None,
+    network: Any,
     *,
     causal: bool | None = None,
     norm: str | None = None,
     allow: Sequence[str] = (),
     comparisons: Sequence[Test] = (),
 ) -> Audit:
-    """The audit of books by a recipe, and by what else is declared."""
+    """The audit of books by a recipe, and by what else is declared of the network."""
     account, laws = books.account, books.laws
     causal = rule.causal if causal is None and rule is not None else causal
     norm = rule.norm if norm is None and rule is not None else norm
     rows = rows_of(account, laws, rule)
-    tests, hint = [*comparisons, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
+    of_pass = _in_its_code(network, books, rule, _of_pass(books, rule))
+    tests, hint = [*comparisons, *of_pass], ""
     if rule is not None:
         declared = [*rows, *rows_by_name(account, laws, rule)]
         of_rows = explained(tests_of_rows(declared, account, rule), declared, rule)
         tests += [*of_rows, *_unreached(books, rule)]
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
-    tests += tests_of_norms(account, books.norms, books.readings, norm)
+    tests += tests_of_norms(books, norm)
     tests += tests_of_mask(books.dependences, causal=causal)
     tests = [test for test in tests if test.passed is True or not _allowed(test, allow)]
     declared = rule is not None or causal is not None or norm is not None
@@ -141,7 +142,7 @@ def _allowed(test: Test, allow: Sequence[str]) -> bool:
 
 def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
     """Findings, and the tests of the pass against a recipe."""
-    findings = facts_of(books, judged=rule is not None)
+    findings = facts_of(books, has_recipe=rule is not None)
     return findings + ([] if rule is None else tests_of_pass(books, rule))
 
 
@@ -194,7 +195,7 @@ def _hint(books: Books, rule: Recipe, network: Any) -> str:
     return ""
 
 
-def recipe_of(recipe: Any, network: Any = None) -> Recipe | None:
+def recipe_of(recipe: Any, network: Any) -> Recipe | None:
     """A recipe from its name, with the σ of the model's configuration, from a mapping of rules, or as it is."""
     match recipe:
         case None | Recipe():

@@ -38,7 +38,7 @@ FAILS = {
 """Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
 
 
-def facts_of(books: Books, *, judged: bool) -> list[Test]:
+def facts_of(books: Books, *, has_recipe: bool) -> list[Test]:
     """All findings; notes are passed."""
     account, laws, readings = books.account, books.laws, books.readings
     return [
@@ -49,8 +49,8 @@ def facts_of(books: Books, *, judged: bool) -> list[Test]:
         *_copies(account, laws),
         *_dropout(account),
         *_leaks(books.dependences),
-        *_zeros(account, laws, judged=judged),
-        *([] if judged else _unlike(account, laws, readings)),
+        *_zeros(account, laws, has_recipe=has_recipe),
+        *([] if has_recipe else _unlike(account, laws, readings)),
         *_unused(account),
         *_unused_outputs(account),
     ]
@@ -127,8 +127,8 @@ def _leaks(dependences: Dependences) -> Iterator[Test]:
         yield failed("items", "batch", "an item of the batch changes another one")
 
 
-def _zeros(account: Account, laws: Mapping[str, Law], *, judged: bool) -> Iterator[Test]:
-    names = [n for n, m in account.matrices.items() if m.linear and laws[n].name == "zeros" and not judged]
+def _zeros(account: Account, laws: Mapping[str, Law], *, has_recipe: bool) -> Iterator[Test]:
+    names = [n for n, m in account.matrices.items() if m.linear and laws[n].name == "zeros" and not has_recipe]
     if names:
         yield Test("zeros", names[0], passed=True, says=f"{some(names)} start from 0", names=tuple(names))
 

@@ -40,8 +40,8 @@ class Audit:
     tests: tuple[Test, ...]
     words: str
     account: Account
-    hint: str = ""
-    declared: bool = True
+    hint: str
+    declared: bool
 
     @property
     def failed(self) -> tuple[Test, ...]:

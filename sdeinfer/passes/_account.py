@@ -119,7 +119,7 @@ class Account:
         matrices: the parameters, and the matrices in them, that the pass used, by name.
         uses: products by the name of their array.
         writers: the outputs of each array in the sums that it writes to.
-        logits: the attentions.
+        logits: those of each attention.
         gains: mean and standard deviation of what norms multiply by, as it is used, by name.
     """
 

@@ -74,7 +74,7 @@ class BranchNorms:
     readers: tuple[Reading, ...]
     after_sum: bool
     of_branch: bool
-    back: int = -1
+    back: int
 
     @property
     def before(self) -> bool | None:

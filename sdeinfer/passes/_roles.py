@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sdeinfer.passes._account import Account, Matrix, columns_of, places_of, places_of_bias
-from sdeinfer.passes._attention import Logits, attention_of, logits_of
+from sdeinfer.passes._attention import Logits, attention_of, score_product_of
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
@@ -60,10 +60,10 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
     softmaxes = [node for node in nodes if node.kind == "softmax"]
     # Indices that a router chooses are no part of the branch's values, so that all of the record is looked through.
     routes = [node for node in graph.record.nodes if not node.fixed and is_a(node.operation, "choice")]
-    routes += [node for node in softmaxes if logits_of(graph, node) is None]
+    routes += [node for node in softmaxes if score_product_of(graph, node) is None]
     kinds = {}
     for node in softmaxes:
-        if (pair := logits_of(graph, node)) is not None:
+        if (pair := score_product_of(graph, node)) is not None:
             give(pair[0].inputs[0], "query")
             give(pair[0].inputs[1], "key")
             logits, values = attention_of(graph, node, pair, link.layer, nodes)

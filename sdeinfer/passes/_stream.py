@@ -6,7 +6,7 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 from collections.abc import Iterable
 
-from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._attention import score_product_of
 from sdeinfer.passes._graph import Graph, Source, Term
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
@@ -169,7 +169,7 @@ def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:
     """The kind of a branch of these nodes: "attention", "mixer" or "mlp"."""
     kind = "mlp"
     for node in nodes:
-        if node.kind == "softmax" and logits_of(graph, node) is not None:
+        if node.kind == "softmax" and score_product_of(graph, node) is not None:
             return "attention"
         if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
             kind = "mixer"

@@ -12,19 +12,17 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._auto import automatic, configured_sd, twin_of
 from sdeinfer.auditing._books import Books, books_from, books_of
 from sdeinfer.auditing._causes import explained
-from sdeinfer.auditing._facts import FAILS, facts_of
+from sdeinfer.auditing._facts import facts_of
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
 from sdeinfer.auditing._recipe import Recipe, of_rules, unmatched
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows
+from sdeinfer.auditing._topics import FAILS, TOPICS
 from sdeinfer.auditing._words import words_of
 from sdeinfer.passes._models import made
 from sdeinfer.passes._pass import record_of
-
-OF_CODE = ("factor", "stream", "logits", "reading", "unused", "unlike", "series")
-"""Topics of what the code of a model's class may do without saying so in its configuration."""
 
 
 @with_progress_line
@@ -148,7 +146,7 @@ def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
 
 def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
     """Tests of the pass of a library's model: what a fresh twin shows as well is the code of its library."""
-    failed = [test for test in tests if test.passed is False and test.topic in OF_CODE]
+    failed = [test for test in tests if test.passed is False and TOPICS[test.topic].of_code]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
     try:

@@ -8,11 +8,11 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
-from sdeinfer.auditing._facts import FAILS
 from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._scaling import scaling
 from sdeinfer.auditing._tests import critical, some
+from sdeinfer.auditing._topics import FAILS
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:

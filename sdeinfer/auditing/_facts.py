@@ -19,24 +19,6 @@ from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._readings import LOG_SD_TOLERANCE, Reading
 from sdeinfer.passes._record import Node
 
-FAILS = {
-    "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
-    "outliers": "entries of a matrix that are many standard deviations away",
-    "copies": "tensors with equal or correlated entries that are not tied",
-    "shards": "a matrix with equal slices, as of ranks or heads that share a seed",
-    "dropout": "a dropout that runs in evaluation mode",
-    "items": "an item of the batch that depends on another one",
-    "norm": "a norm by another power of the mean square, or one that is not over features",
-    "softmax": "probabilities of attention that do not sum to 1 over keys",
-    "probabilities": "a factor of the probabilities after softmax",
-    "series": "branches that are not added to one stream, one after the other",
-    "unlike": "one layer unlike the others of its role",
-    "unused": "a parameter of a layer that no output follows from, or some outputs of a matrix",
-    "dead": "a matrix that reads zeros, or zeros through which no gradient passes",
-    "queries": "keys that read the stream itself where queries read its norm, or values of another tensor than keys",
-}
-"""Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
-
 
 def facts_of(books: Books, *, has_recipe: bool) -> list[Test]:
     """All findings; notes are passed."""

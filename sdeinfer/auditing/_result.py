@@ -9,14 +9,9 @@ from typing import Any
 from sdeinfer._files import write_text
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test
+from sdeinfer.auditing._topics import TOPICS
 from sdeinfer.auditing._words import clauses_of
 from sdeinfer.passes._account import Account
-
-ORDER = (
-    "not finite, dropout, outliers, copies, shards, series, softmax, norm, norms, queries, probabilities, dead, mask, "
-    "items, unused, roles, stream, logits, factor, reading, unlike, σ, bias, value, law, outputs"
-).split(", ")
-"""Topics of tests, causes before consequences."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -46,9 +41,9 @@ class Audit:
     @property
     def failed(self) -> tuple[Test, ...]:
         """The failed tests, causes before consequences."""
-        rank = {topic: place for place, topic in enumerate(ORDER)}
+        order = [*TOPICS]
         failed = (test for test in self.tests if test.passed is False)
-        return tuple(sorted(failed, key=lambda test: rank.get(test.topic, 9)))
+        return tuple(sorted(failed, key=lambda test: order.index(test.topic)))
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -58,7 +53,7 @@ class Audit:
     @property
     def notes(self) -> tuple[str, ...]:
         """Findings that do not decide."""
-        return tuple(test.says for test in self.tests if test.passed and test.topic in ("random", "zeros", "left"))
+        return tuple(test.says for test in self.tests if test.passed and TOPICS[test.topic].note)
 
     @property
     def passed(self) -> bool | None:

@@ -29,7 +29,7 @@ class Test:
     """One comparison, or one finding.
 
     Attributes:
-        topic: "σ", "law", "bias", "norm", "factor", "logits", "stream", "mask", or a finding's name.
+        topic: one of `TOPICS`.
         what: a role, or a tensor's name.
         passed: whether it passed; None for a declaration that was not tested. A note that does not decide is passed.
         says: a clause for the verdict.

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._tests import Test
+from sdeinfer.auditing._topics import TOPICS
 from sdeinfer.passes._account import IN_BLOCKS, Account
 from sdeinfer.passes._readings import LOG_SD_TOLERANCE, BranchNorms
-
-TOGETHER = ("norm", "norms", "law", "bias", "factor", "logits", "stream", "value", "reading")
-"""Topics whose failed tests are one clause."""
 
 
 def words_of(account: Account, laws: Mapping[str, Law], dependences: Dependences, norms: Sequence[BranchNorms]) -> str:
@@ -94,7 +92,7 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
     """Sentences of failed tests; those with one cause, or of one topic for several tensors, become one."""
     groups: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
-        alone = test.says if test.topic not in TOGETHER else ""
+        alone = "" if TOPICS[test.topic].one_clause else test.says
         key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
         groups.setdefault((test.topic, key), []).append(test)
     clauses = []

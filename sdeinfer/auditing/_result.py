@@ -85,7 +85,7 @@ class Audit:
 
     def _as_declared(self) -> str:
         """The σ of each role, which passed."""
-        sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio)]
+        sigma = [test for test in self.tests if test.topic == "σ" and test.of_sigma]
         of_roles = [test for test in sigma if test.names and test.what not in test.names]
         roles = ", ".join(f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in of_roles)
         if self.recipe is None:

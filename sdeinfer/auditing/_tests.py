@@ -34,6 +34,7 @@ class Test:
         passed: whether it passed; None for a declaration that was not tested. A note that does not decide is passed.
         says: a clause for the verdict.
         cause: a mistake that explains it.
+        mistake: the cause without its tensors, equal in tests that become one clause.
         names: the tensors.
         ratio: found over declared, with its error in log.
     """
@@ -46,6 +47,12 @@ class Test:
     names: tuple[str, ...] = ()
     ratio: float = math.nan
     error: float = 0.0
+    mistake: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def of_sigma(self) -> bool:
+        """Whether it compares a σ with the declared one, which its clause for the verdict leaves to be said."""
+        return self.topic in ("σ", "bias") and math.isfinite(self.ratio)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,8 +93,7 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
     groups: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
         alone = "" if TOPICS[test.topic].one_clause else test.says
-        key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
-        groups.setdefault((test.topic, key), []).append(test)
+        groups.setdefault((test.topic, test.mistake or alone), []).append(test)
     clauses = []
     for group in groups.values():
         first = group[0]
@@ -108,6 +107,6 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
             clauses.append(f"{says} the declared: {'; '.join(list(causes)[:2])}")
             continue
         remainder = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
-        tail = " the declared" if first.says.endswith("times") else ""
+        tail = " the declared" if first.of_sigma else ""
         clauses.append(f"{first.says}{tail}{f': {first.cause}' if first.cause else ''}{remainder}")
     return clauses

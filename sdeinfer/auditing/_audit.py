@@ -18,7 +18,7 @@ from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, 
 from sdeinfer.auditing._recipe import Recipe, of_rules, unmatched
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows
+from sdeinfer.auditing._tests import Test, first_names, rows_by_name, rows_of, tests_of_rows
 from sdeinfer.auditing._topics import FAILS, TOPICS
 from sdeinfer.auditing._words import words_of
 from sdeinfer.passes._models import made
@@ -38,7 +38,7 @@ def audit(
     seed: int = 0,
     progress: bool = True,
 ) -> Audit:
-    """Compare a network at initialisation with what is declared of it, by one forward pass and its weights.
+    """Compare a network at initialisation with what is declared of it, by its weights and a few forward passes.
 
     `audit.recipes` has the recipes, `audit.initialise` draws weights by them; `audit.scaling` is for models of several
     sizes, `audit.Monitor` for training, `audit.assert_initialised` for test suites.
@@ -145,7 +145,7 @@ def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
 
 
 def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
-    """Tests of the pass of a library's model: what a fresh twin shows as well is the code of its library."""
+    """Tests of the pass of a library's model; a failure that a fresh twin also shows is its code, and passes."""
     failed = [test for test in tests if test.passed is False and TOPICS[test.topic].of_code]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
@@ -175,7 +175,7 @@ def _unreached(books: Books, rule: Recipe) -> list[Test]:
     matrices = [name for name in names if len(parameters[name].shape) > 1]
     whole = [name for name in parameters if not matrices or len(parameters[name].shape) > 1]
     kind, names = ("matrices", matrices) if matrices else ("parameters", names)
-    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({some(names)})"
+    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({first_names(names)})"
     return [Test("untested", "unreached", None, says, names=tuple(names))]
 
 

@@ -175,13 +175,13 @@ def _pre(books: Books) -> Iterator[Test]:
         place = branch.link.place
         if branch.link.normed and branch.link.before is not None:
             yield failed("stream", place, f"the stream itself is normalised ({place})")
-        elif branch.before is None:
+        elif branch.reads_normed is None:
             yield Test("untested", place, None, f"norm='pre': what reads the stream in {place} was not seen")
         else:
             plain = [reader.name for reader in branch.readers if not reader.normed]
             names = ", ".join(plain[:2])
             says = f"{names} {'reads' if len(plain) == 1 else 'read'} the stream without a norm ({place})"
-            yield Test("norms", place, branch.before, says, names=tuple(plain))
+            yield Test("norms", place, branch.reads_normed, says, names=tuple(plain))
     ends = {chain[-1].sum.number for chain in books.account.streams}
     for reading in books.readings:
         if reading.role == "head" and reading.read.number in ends:

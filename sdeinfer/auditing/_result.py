@@ -24,7 +24,7 @@ class Audit:
         rows: one for each matrix: its name, role, layer and sizes, its law, and what is declared.
         tests: all comparisons, and the findings that need no recipe.
         words: the initialisation in words.
-        account: the books: streams, writers with their factors, logits.
+        account: what the pass shows: streams, writers with their factors, logits.
         hint: another recipe that the network would pass.
         declared: whether anything was declared.
     """

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from sdeinfer.auditing._graph_facts import parameter_near
-from sdeinfer.auditing._tests import Test, failed, pattern_of, some
+from sdeinfer.auditing._tests import Test, failed, first_names, pattern_of
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._operations import is_a
@@ -87,7 +87,7 @@ def _not_added(account: Account) -> Iterator[Test]:
     added = {*_added_elsewhere(account)} if missing else {}
     missing = [name for name in missing if name not in added]
     if missing:
-        says = f"what {some(missing)} returns is not added to the stream, as it is in other layers"
+        says = f"what {first_names(missing)} returns is not added to the stream, as it is in other layers"
         yield failed("series", missing[0], says, *missing)
         return
     graph, record = account.graph, account.graph.record
@@ -147,7 +147,7 @@ def _broken(account: Account) -> Iterator[Test]:
             starts.setdefault(pattern_of(name), []).append(name)
     for names in starts.values():
         if len(names) > 1:
-            says = f"what {some(names)} returns is not added to the stream: each layer starts anew"
+            says = f"what {first_names(names)} returns is not added to the stream: each layer starts anew"
             yield failed("series", names[0], says, *names)
             return
 
@@ -160,8 +160,8 @@ def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
     words = {True: "reads the norm of the stream", False: "reads the stream without a norm"}
     after = {True: "follows a norm of the stream itself", False: "follows no norm of the stream itself"}
     for (kind, _), branches in by_kind.items():
-        reads = [(branch.before, branch) for branch in branches if branch.before is not None]
-        reads = reads[1:] if branches[0].link.before is None and branches[0].before is False else reads
+        reads = [(branch.reads_normed, branch) for branch in branches if branch.reads_normed is not None]
+        reads = reads[1:] if branches[0].link.before is None and branches[0].reads_normed is False else reads
         follows = [(branch.link.normed, branch) for branch in branches if branch.link.before is not None]
         backs = [branch.back for branch in branches]
         usual = max(backs, key=backs.count)

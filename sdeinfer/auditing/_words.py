@@ -29,7 +29,7 @@ def _size(account: Account, norms: Sequence[BranchNorms]) -> str:
 def _places(norms: Sequence[BranchNorms]) -> str:
     if any(branch.link.normed for branch in norms):
         return "norms after sums"
-    known = [branch.before for branch in norms if branch.before is not None]
+    known = [branch.reads_normed for branch in norms if branch.reads_normed is not None]
     if known and all(known):
         return f"norms before{' and after' if all(branch.of_branch for branch in norms) else ''} branches"
     if norms and all(branch.of_branch for branch in norms):

@@ -16,7 +16,7 @@ from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._graph import Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node, Record, StoredTensor
-from sdeinfer.passes._stream import Link
+from sdeinfer.passes._stream import Link, layers_of, width_of
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""
@@ -25,7 +25,7 @@ IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer ou
 """Roles of matrices in layers, of which rules of fan-in and fan-out speak."""
 
 NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "scale", "mask", "other")
-"""Roles of what inputs are not multiplied by as by a matrix."""
+"""Roles of parameters that are not matrices of a linear map."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,6 +83,7 @@ class Matrix:
         of: for a bias the role of the matrix after which it is added.
         array: name of the array that it is in.
         roles: all roles of an array of several matrices whose layout is not known.
+        places: where its entries are in an array of several matrices; None if it is all of its array.
     """
 
     role: str
@@ -111,7 +112,7 @@ class Matrix:
 
 @dataclasses.dataclass(eq=False)
 class Account:
-    """The books of a pass.
+    """What one recorded pass shows: streams, matrices with their roles, attentions.
 
     Attributes:
         graph: the dependences of its record.
@@ -139,12 +140,12 @@ class Account:
     @property
     def layers(self) -> int:
         """L, that of the longer one of an encoder and a decoder."""
-        return max((chain[-1].layer + 1 for chain in self.streams), default=0)
+        return layers_of(self.streams)
 
     @property
     def width(self) -> int:
         """The width n of the longest stream."""
-        return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
+        return width_of(self.streams)
 
     def plain_source(self, array: str) -> Source | None:
         """A writer's output in the sum; None for other arrays, or where a norm or a parameter is between."""

@@ -11,6 +11,9 @@ import numpy as np
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node
 
+LOGIT_NODES = 24
+"""Nodes that are looked at between a softmax and its product: masks, biases, scales and a cap."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
@@ -58,10 +61,10 @@ def score_product_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
 
 
 def _products_of(graph: Graph, softmax: Node) -> list[tuple[Node, float]]:
-    """All of them, as logits may be a sum, or tokens beside each other."""
+    """All products that a softmax reads: logits may be a sum of several, or join those of some tokens."""
     products: dict[Node, float] = {}
     stack, seen = [(softmax.inputs[0], 1.0)], 0
-    while stack and seen < 24:
+    while stack and seen < LOGIT_NODES:
         node, factor = stack.pop()
         seen += 1
         term = graph.term(node)

@@ -30,11 +30,11 @@ def record_of(network: Any, inputs: Inputs, watch: Watch | None = None) -> Recor
     function, leaves, name = function_of(network)
     given, run = _flat(function, inputs)
     walk = _Walk(leaves, watch or {})
-    outputs = walk.all(jax.make_jaxpr(run)(list(leaves.values()), given), list(leaves.values()), given)
+    outputs = walk.evaluate(jax.make_jaxpr(run)(list(leaves.values()), given), list(leaves.values()), given)
     return Record(
         name,
         walk.nodes,
-        walk.known(),
+        walk.stored_parameters(),
         {},
         [node for node, _ in outputs],
         lambda shape: np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape),
@@ -73,7 +73,7 @@ class Compiled:
             closed, node_values = jax.make_jaxpr(run)(arrays, given), {}
             watch = {order: functools.partial(node_values.__setitem__, order) for order in orders}
             walk = _Walk(dict(zip(leaves, arrays, strict=True)), watch, measures=False)
-            walk.all(closed, arrays, given)
+            walk.evaluate(closed, arrays, given)
             return node_values
 
         self.values = jax.jit(values)
@@ -120,7 +120,7 @@ class _Walk(Recorder):
         summary = summary_of(x) if is_vector(x.shape) and x.size and self.measures else {}
         return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=summary))
 
-    def known(self) -> dict[str, StoredTensor]:
+    def stored_parameters(self) -> dict[str, StoredTensor]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
         parameters = {}
         for name, x in self.arrays.items():
@@ -144,7 +144,7 @@ class _Walk(Recorder):
         summarised = has_summary(x.size) and x.dtype.kind in "fiubc"
         return self.add(Node("constant", (), x.shape, fixed=True, about=summary_of(x) if summarised else {}))
 
-    def all(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
+    def evaluate(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
         """Evaluate a function of parameters and inputs."""
         self.stacks = _stacks(closed.jaxpr, list(self.parameters))
         arguments = []
@@ -204,7 +204,7 @@ class _Walk(Recorder):
                 axes, _ = parameters["dimension_numbers"]
                 node.about["sums"] = [_sums(operand, dims) for operand, dims in zip(values, axes, strict=True)]
             if is_move(node):
-                node.moved = functools.partial(_again, equation, place)
+                node.moved = functools.partial(_same_move, equation, place)
             outputs.append((self.seen(node, value), value))
         return outputs
 
@@ -271,7 +271,7 @@ def _stacks(jaxpr: Any, names: list[str]) -> set[str]:
     return stacks
 
 
-def _again(equation: Any, place: int, values: Any) -> Any:
+def _same_move(equation: Any, place: int, values: Any) -> Any:
     """The same move of another array."""
     parameters = dict(equation.params)
     if equation.primitive.name == "convert_element_type":

@@ -77,7 +77,7 @@ class BranchNorms:
     back: int
 
     @property
-    def before(self) -> bool | None:
+    def reads_normed(self) -> bool | None:
         """Whether all matrices that read the stream read a norm of it; None if none was seen."""
         start = self.link.skip.origin
         return all(reader.normed and reader.origin is not start for reader in self.readers) if self.readers else None

@@ -9,14 +9,17 @@ from sdeinfer.passes._attention import Logits, attention_of, score_product_of
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link, kind_of, streams_of
+from sdeinfer.passes._stream import Link, kind_of, layers_of, streams_of, width_of
+
+LARGEST_ROUTER = 512
+"""Number of outputs up to which a product that choices follow from is a router: one a choice of experts."""
 
 type Roles = dict[int, dict[str, np.ndarray | None]]
 """Roles of each product, with the outputs that have them; None where these are not known."""
 
 
 def account_of(graph: Graph) -> Account:
-    """The books of a record."""
+    """The account of a record."""
     record = graph.record
     streams = streams_of(graph)
     uses: dict[str, list[Node]] = {}
@@ -78,7 +81,7 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
                 roles[source.node.number] = {f"{kinds[source.node.number]} output": None}
     mixer = link.kind == "mixer"
     for node in nodes:
-        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= 512:
+        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= LARGEST_ROUTER:
             if any(graph.has(route, node) and not graph.depends(route, node) for route in routes):
                 roles[node.number] = {"router": None}
     for node in nodes:
@@ -147,8 +150,7 @@ class _Matrices:
 
     def __init__(self, graph: Graph, streams: list[list[Link]], roles: Roles, places: dict[int, tuple[int, int]]):
         self.graph, self.roles, self.places = graph, roles, places
-        self.width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
-        self.layers = max((chain[-1].layer + 1 for chain in streams), default=0)
+        self.width, self.layers = width_of(streams), layers_of(streams)
         self.inside = sum(1 << number for number in places)
         self.matrices: dict[str, list[Matrix]] = {}
         self.gains: dict[str, list[tuple[float, float]]] = {}

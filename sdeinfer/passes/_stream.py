@@ -16,7 +16,9 @@ from sdeinfer.passes._record import Node
 class Link:
     """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that.
 
-    `again` says what is added twice, in words: the stream before it, or before the sum before it, or what was added.
+    `before` is the sum before it in its stream, and `normed` whether that reaches it through a norm alone, as where the
+    norm follows the sum. `again` says what is added twice, in words: the stream before it, or before the sum before
+    it, or what was added.
     """
 
     sum: Node
@@ -88,6 +90,16 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     for chain in streams:
         _number(graph, chain)
     return sorted(streams, key=lambda chain: chain[0].sum.number)
+
+
+def layers_of(streams: list[list[Link]]) -> int:
+    """L, that of the longer one of an encoder and a decoder."""
+    return max((chain[-1].layer + 1 for chain in streams), default=0)
+
+
+def width_of(streams: list[list[Link]]) -> int:
+    """The width n of the longest stream."""
+    return max(streams, key=len)[0].sum.shape[-1] if streams else 0
 
 
 def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:

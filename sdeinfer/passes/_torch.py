@@ -212,7 +212,7 @@ class _Notes(Recorder):
                 piece.rows = None if node.rows is None else _rows(output)
                 self.know(output, piece)
             if moves:
-                piece.moved = _again(operation, args, kwargs, place)
+                piece.moved = _same_move(operation, args, kwargs, place)
         if in_place:
             self._written(first, node)
 
@@ -243,7 +243,7 @@ def _memory(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr() if str(tensor.layout) == "torch.strided" else 0
 
 
-def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> Callable[[Any], Any]:
+def _same_move(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> Callable[[Any], Any]:
     """The same move of another tensor, without the tensor."""
     torch = sys.modules["torch"]
     if not (args and torch.is_tensor(args[0])):

@@ -54,7 +54,7 @@ def books_from(network: Any, record: Record, inputs: Inputs) -> Books:
     """Read the books of a pass, with up to three passes with a token changed, and the laws of all parameters."""
     account = account_of(Graph(record))
     dependences = Dependences()
-    # A first change decides what is seen; later ones, of other tokens, can but show that tokens see later ones.
+    # The first change decides, but where it shows no dependence on later tokens, those of other tokens may show one.
     for change in changes(inputs):
         update = dependences_of(account, record_of(network, change.inputs), change)
         dependences = update if update.causal is False or dependences == Dependences() else dependences

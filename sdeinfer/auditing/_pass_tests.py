@@ -138,7 +138,8 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
     for logits, declared in known:
         says = f"logits of layer {logits.layer} are multiplied by {logits.factor:.4g}, declared {declared:.4g}"
         ratio, passed = logits.factor / declared, (logits, declared) not in wrong
-        yield Test("logits", f"layer {logits.layer}", passed, says, "" if passed else cause, ratio=ratio, mistake=cause)
+        own_cause = "" if passed else cause
+        yield Test("logits", f"layer {logits.layer}", passed, says, own_cause, ratio=ratio, mistake=own_cause)
 
 
 def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:

@@ -12,19 +12,17 @@ from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.auditing._auto import automatic, configured_sd, twin_of
 from sdeinfer.auditing._books import Books, books_from, books_of
 from sdeinfer.auditing._causes import explained
-from sdeinfer.auditing._facts import FAILS, facts_of
+from sdeinfer.auditing._facts import facts_of
 from sdeinfer.auditing._like import as_found, other_outputs, other_roles
 from sdeinfer.auditing._pass_tests import NORMS, tests_of_mask, tests_of_norms, tests_of_pass
 from sdeinfer.auditing._recipe import Recipe, of_rules, unmatched
 from sdeinfer.auditing._recipes import RECIPES
 from sdeinfer.auditing._result import Audit
-from sdeinfer.auditing._tests import Test, rows_by_name, rows_of, some, tests_of_rows
+from sdeinfer.auditing._tests import Test, first_names, rows_by_name, rows_of, tests_of_rows
+from sdeinfer.auditing._topics import FAILS, TOPICS
 from sdeinfer.auditing._words import words_of
 from sdeinfer.passes._models import made
 from sdeinfer.passes._pass import record_of
-
-OF_CODE = ("factor", "stream", "logits", "reading", "unused", "unlike", "series")
-"""Topics of what the code of a model's class may do without saying so in its configuration."""
 
 
 @with_progress_line
@@ -40,7 +38,7 @@ def audit(
     seed: int = 0,
     progress: bool = True,
 ) -> Audit:
-    """Compare a network at initialisation with what is declared of it, by one forward pass and its weights.
+    """Compare a network at initialisation with what is declared of it, by its weights and a few forward passes.
 
     `audit.recipes` has the recipes, `audit.initialise` draws weights by them; `audit.scaling` is for models of several
     sizes, `audit.Monitor` for training, `audit.assert_initialised` for test suites.
@@ -82,7 +80,7 @@ def audit(
         roles = ", ".join(sorted({matrix.role for matrix in books.account.matrices.values()}))
         raise InputError(f"recipe: {key!r} is no role and matches no name of a parameter; the roles are {roles}")
     comparisons = [] if peer is None else [*other_roles(books, peer), *other_outputs(reference, books, peer)]
-    return judged(books, rule, network, causal=causal, norm=norm, allow=allow, comparisons=comparisons)
+    return audit_of_books(books, rule, network, causal=causal, norm=norm, allow=allow, comparisons=comparisons)
 
 
 def _require_words(causal: Any, norm: Any) -> None:
@@ -102,29 +100,30 @@ def _require_allowed(allow: Sequence[str], books: Books) -> None:
             raise InputError(f"allow: findings are {', '.join(FAILS)}, untested or a name, got {word!r}")
 
 
-def judged(
+def audit_of_books(
     books: Books,
     rule: Recipe | None,
-    network: Any = None,
+    network: Any,
     *,
     causal: bool | None = None,
     norm: str | None = None,
     allow: Sequence[str] = (),
     comparisons: Sequence[Test] = (),
 ) -> Audit:
-    """The audit of books by a recipe, and by what else is declared."""
+    """The audit of books by a recipe, and by what else is declared of the network."""
     account, laws = books.account, books.laws
     causal = rule.causal if causal is None and rule is not None else causal
     norm = rule.norm if norm is None and rule is not None else norm
     rows = rows_of(account, laws, rule)
-    tests, hint = [*comparisons, *_in_its_code(network, books, rule, _of_pass(books, rule))], ""
+    of_pass = _in_its_code(network, books, rule, _of_pass(books, rule))
+    tests, hint = [*comparisons, *of_pass], ""
     if rule is not None:
         declared = [*rows, *rows_by_name(account, laws, rule)]
         of_rows = explained(tests_of_rows(declared, account, rule), declared, rule)
         tests += [*of_rows, *_unreached(books, rule)]
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
-    tests += tests_of_norms(account, books.norms, books.readings, norm)
+    tests += tests_of_norms(books, norm)
     tests += tests_of_mask(books.dependences, causal=causal)
     tests = [test for test in tests if test.passed is True or not _allowed(test, allow)]
     declared = rule is not None or causal is not None or norm is not None
@@ -141,13 +140,13 @@ def _allowed(test: Test, allow: Sequence[str]) -> bool:
 
 def _of_pass(books: Books, rule: Recipe | None) -> list[Test]:
     """Findings, and the tests of the pass against a recipe."""
-    findings = facts_of(books, judged=rule is not None)
+    findings = facts_of(books, has_recipe=rule is not None)
     return findings + ([] if rule is None else tests_of_pass(books, rule))
 
 
 def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Test]) -> list[Test]:
-    """Tests of the pass of a library's model: what a fresh twin shows as well is the code of its library."""
-    failed = [test for test in tests if test.passed is False and test.topic in OF_CODE]
+    """Tests of the pass of a library's model; a failure that a fresh twin also shows is its code, and passes."""
+    failed = [test for test in tests if test.passed is False and TOPICS[test.topic].of_code]
     if not failed or not hasattr(getattr(network, "config", None), "model_type"):
         return tests
     try:
@@ -176,7 +175,7 @@ def _unreached(books: Books, rule: Recipe) -> list[Test]:
     matrices = [name for name in names if len(parameters[name].shape) > 1]
     whole = [name for name in parameters if not matrices or len(parameters[name].shape) > 1]
     kind, names = ("matrices", matrices) if matrices else ("parameters", names)
-    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({some(names)})"
+    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({first_names(names)})"
     return [Test("untested", "unreached", None, says, names=tuple(names))]
 
 
@@ -194,7 +193,7 @@ def _hint(books: Books, rule: Recipe, network: Any) -> str:
     return ""
 
 
-def recipe_of(recipe: Any, network: Any = None) -> Recipe | None:
+def recipe_of(recipe: Any, network: Any) -> Recipe | None:
     """A recipe from its name, with the σ of the model's configuration, from a mapping of rules, or as it is."""
     match recipe:
         case None | Recipe():

@@ -1,4 +1,4 @@
-"""All that an audit reads of a network: a pass, the laws of its parameters, and a second one with a token changed.
+"""All that an audit reads of a network: a pass, the laws of its parameters, and passes with a token changed.
 
 Tests: `tests/auditing/test_audit.py`.
 """
@@ -34,7 +34,7 @@ class Dependences:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Books:
-    """All that is read of a network: the accounts of a pass, laws of parameters, dependences, what matrices read."""
+    """An account, with the laws of the weights, what matrices read, and the dependences that changed tokens show."""
 
     account: Account
     laws: dict[str, Law]
@@ -51,9 +51,10 @@ def books_of(network: Any, inputs: Any = None) -> Books:
 
 
 def books_from(network: Any, record: Record, inputs: Inputs) -> Books:
-    """Read the books of a pass, with a second one with a token changed, and the laws of all parameters."""
+    """Read the books of a pass, with up to three passes with a token changed, and the laws of all parameters."""
     account = account_of(Graph(record))
     dependences = Dependences()
+    # The first change decides, but where it shows no dependence on later tokens, those of other tokens may show one.
     for change in changes(inputs):
         update = dependences_of(account, record_of(network, change.inputs), change)
         dependences = update if update.causal is False or dependences == Dependences() else dependences

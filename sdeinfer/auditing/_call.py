@@ -8,11 +8,11 @@ from typing import Any
 from sdeinfer._files import InputError
 from sdeinfer.auditing import _recipes
 from sdeinfer.auditing._audit import audit as _audit
-from sdeinfer.auditing._facts import FAILS
 from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._result import Audit
 from sdeinfer.auditing._scaling import scaling
-from sdeinfer.auditing._tests import critical, some
+from sdeinfer.auditing._tests import critical, first_names
+from sdeinfer.auditing._topics import FAILS
 
 
 def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", **settings: Any) -> None:
@@ -34,7 +34,7 @@ def assert_initialised(model: Any, inputs: Any = None, *, recipe: Any = "auto", 
 class Monitor:
     """Audits of a network in training: `monitor(step)` runs one at every k-th step, on a few tokens.
 
-    A call costs two forward passes of a short prompt, in evaluation mode and without gradients.
+    A call costs up to four forward passes of a short prompt, in evaluation mode and without gradients.
 
     Arguments:
         model: the module in training.
@@ -120,7 +120,7 @@ class Monitor:
         if first is None:
             return f"at initialisation up to step {max(self.audits)}"
         names = [name for name, step in self.left.items() if step == first]
-        return f"not at initialisation from step {first} on, in {some(names)}"
+        return f"not at initialisation from step {first} on, in {first_names(names)}"
 
     def __repr__(self) -> str:
         """The verdict."""

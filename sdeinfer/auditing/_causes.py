@@ -6,6 +6,7 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -15,7 +16,25 @@ from sdeinfer.auditing._tests import Row, Test, pooled_ratio
 from sdeinfer.passes._attention import Logits
 
 RATIO_WIDTH = 0.03
-"""A ratio is explained by one within so much of its logarithm, and within four of its standard deviations."""
+"""A mistake explains a ratio if their logarithms differ by less than this, and by less than four standard errors."""
+
+
+class Mistake(NamedTuple):
+    """A mistake in the σ of all tensors of a role.
+
+    Attributes:
+        symbol: what it multiplies σ by, as a formula.
+        factor: the same as a number, or as one for each tensor.
+        cause: the mistake in words.
+        name: what the cause has in common with those of other roles; "" for all of it.
+        of_fans: whether numbers of inputs and outputs explain it, which two roles with swapped σ do not do better.
+    """
+
+    symbol: str
+    factor: np.ndarray | float
+    cause: str
+    name: str = ""
+    of_fans: bool = False
 
 
 def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
@@ -23,30 +42,36 @@ def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
     by_name = {row.matrix.name: row for row in rows}
     wrong = [test for test in tests if test.topic in ("σ", "bias") and test.passed is False]
     failed = [test for test in wrong if 0 < test.ratio < math.inf]
-    causes = {}
+    causes: dict[int, dict[str, str]] = {}
     for test in failed:
-        cause = cause_of([by_name[name] for name in test.names], recipe)
-        causes[id(test)] = cause if "fan" in cause else _swapped(test, failed, by_name) or cause
-    return [dataclasses.replace(test, cause=causes.get(id(test), test.cause)) for test in tests]
+        mistake = mistake_of([by_name[name] for name in test.names], recipe)
+        swapped = "" if mistake is not None and mistake.of_fans else _swapped(test, failed, by_name)
+        if swapped:
+            causes[id(test)] = {"cause": swapped, "mistake": swapped}
+        elif mistake is not None:
+            number = math.exp(np.log(mistake.factor).mean())
+            cause = f"{mistake.symbol} = {number:.3g}: {mistake.cause}"
+            causes[id(test)] = {"cause": cause, "mistake": mistake.name or mistake.cause}
+    return [dataclasses.replace(test, **causes.get(id(test), {})) for test in tests]
 
 
-def cause_of(rows: list[Row], recipe: Recipe) -> str:
+def mistake_of(rows: list[Row], recipe: Recipe) -> Mistake | None:
     """The first mistake that explains a ratio in all tensors of a role."""
     _, error = pooled_ratio(rows)
     near = min(max(4 * error, 0.01), RATIO_WIDTH)
     ratios, errors = (np.array([getattr(row, name) for row in rows]) for name in ("ratio", "error"))
-    for symbol, factor, says in _candidates(rows, recipe):
-        expected = np.broadcast_to(factor, ratios.shape)
+    for mistake in _candidates(rows, recipe):
+        expected = np.broadcast_to(mistake.factor, ratios.shape)
         if not (expected > 0).all() or np.abs(np.log(expected)).max() < 2 * near:
             continue
         logs = np.log(ratios / expected)
         mean = np.average(logs, weights=errors**-2)
         if abs(mean) < near and (np.abs(logs) < np.maximum(6 * errors, near)).all():
-            return f"{symbol} = {math.exp(np.log(expected).mean()):.3g}: {says}"
-    return ""
+            return mistake
+    return None
 
 
-def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarray | float, str]]:
+def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
     matrices = [row.matrix for row in rows]
     where = f"the {matrices[0].role} {'matrix' if len(rows) == 1 else 'matrices'}"
     sd = np.array([row.declared or math.nan for row in rows])
@@ -56,46 +81,52 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[tuple[str, np.ndarr
     )
     depth, layer = np.sqrt(2 * L), np.sqrt([2 * ((matrix.layer or 0) + 1) for matrix in matrices])
     if _scaled_with_depth(rows, recipe):
-        yield "√(2L)", depth, f"the factor 1/√(2L) of {where} is missing"
-        yield "1/√(2L)", 1 / depth, f"the factor 1/√(2L) of {where} is there twice"
-        yield "√(2L)/√(2(l + 1))", depth / layer, f"{where} are scaled by their own layer, not by L"
-        yield "√2", math.sqrt(2), f"{where} are scaled by 1/√L, not by 1/√(2L)"
+        yield Mistake("√(2L)", depth, f"the factor 1/√(2L) of {where} is missing", name="depth missing")
+        yield Mistake("1/√(2L)", 1 / depth, f"the factor 1/√(2L) of {where} is there twice", name="depth twice")
+        yield Mistake("√(2L)/√(2(l + 1))", depth / layer, f"{where} are scaled by their own layer, not by L")
+        yield Mistake("√2", math.sqrt(2), f"{where} are scaled by 1/√L, not by 1/√(2L)")
     else:
-        yield "1/√(2L)", 1 / depth, f"{where} are scaled with depth, which is not declared"
-        yield "√(2L)", depth, f"{where} are multiplied by √(2L)"
+        yield Mistake("1/√(2L)", 1 / depth, f"{where} are scaled with depth, which is not declared")
+        yield Mistake("√(2L)", depth, f"{where} are multiplied by √(2L)")
     wholes = [matrix.places.outputs for matrix in matrices if matrix.places is not None]
     if len(wholes) == len(rows):
         packed = np.sqrt((fan_in + fan_out) / (fan_in + wholes))
-        yield "√((i + o)/(i + Σo))", packed, f"{where} have the fan_out of all matrices in one array"
-    yield "√2", math.sqrt(2), f"{where} have twice the variance, as with a gain of ReLU"
-    yield "1/√2", math.sqrt(0.5), f"{where} have half the variance, as without a gain of ReLU"
-    yield "1/√(2(l + 1))", 1 / layer, f"{where} are scaled by their own layer"
+        says = f"{where} have the fan_out of all matrices in one array"
+        yield Mistake("√((i + o)/(i + Σo))", packed, says, of_fans=True)
+    yield Mistake("√2", math.sqrt(2), f"{where} have twice the variance, as with a gain of ReLU")
+    yield Mistake("1/√2", math.sqrt(0.5), f"{where} have half the variance, as without a gain of ReLU")
+    yield Mistake("1/√(2(l + 1))", 1 / layer, f"{where} are scaled by their own layer")
     says = f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
     if all(row.law.name != "normal" for row in rows):
-        yield "default/σ", 1 / np.sqrt(3 * fan_in) / sd, says
+        yield Mistake("default/σ", 1 / np.sqrt(3 * fan_in) / sd, says, of_fans=True)
     if (fan_in != fan_out).all():
-        yield "√(fan_in/fan_out)", np.sqrt(fan_in / fan_out), f"fan_out is taken for fan_in in {where}"
-        yield "√(fan_out/fan_in)", np.sqrt(fan_out / fan_in), f"fan_in is taken for fan_out in {where}"
+        yield Mistake(
+            "√(fan_in/fan_out)", np.sqrt(fan_in / fan_out), f"fan_out is taken for fan_in in {where}", of_fans=True
+        )
+        yield Mistake(
+            "√(fan_out/fan_in)", np.sqrt(fan_out / fan_in), f"fan_in is taken for fan_out in {where}", of_fans=True
+        )
     areas = np.array([math.prod(matrix.shape[2:]) for matrix in matrices])
     if areas.min() > 1:
-        yield "√area", np.sqrt(areas), f"the area of the kernel is not in the fans of {where}"
-        yield "1/√area", 1 / np.sqrt(areas), f"the area of the kernel is not in the fans of {where}"
-    yield "σ", sd, f"the variance is taken for the standard deviation in {where}"
-    yield "1/√σ", 1 / np.sqrt(sd), f"the standard deviation is taken for the variance in {where}"
-    yield ".02/σ", 0.02 / sd, f"{where} have a standard deviation of 0.02, the default of many configurations"
-    yield "1/σ", 1 / sd, f"{where} have a standard deviation of 1, the default of torch.nn.Embedding"
+        says = f"the area of the kernel is not in the fans of {where}"
+        yield Mistake("√area", np.sqrt(areas), says, name="area", of_fans=True)
+        yield Mistake("1/√area", 1 / np.sqrt(areas), says, name="area", of_fans=True)
+    yield Mistake("σ", sd, f"the variance is taken for the standard deviation in {where}")
+    yield Mistake("1/√σ", 1 / np.sqrt(sd), f"the standard deviation is taken for the variance in {where}")
+    yield Mistake(".02/σ", 0.02 / sd, f"{where} have a standard deviation of 0.02, the default of many configurations")
+    yield Mistake("1/σ", 1 / sd, f"{where} have a standard deviation of 1, the default of torch.nn.Embedding")
     if all(len(matrix.shape) == 3 for matrix in matrices):
         head_size = np.array([matrix.shape[-1] for matrix in matrices])
-        yield "1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} have σ = 1/√d_k, the size of a head"
-    yield "1/(σ√n)", 1 / np.sqrt(n) / sd, f"{where} have σ = 1/√n"
-    yield "1/(σ√fan_in)", 1 / np.sqrt(fan_in) / sd, f"{where} have σ = 1/√fan_in"
+        yield Mistake("1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} have σ = 1/√d_k, the size of a head")
+    yield Mistake("1/(σ√n)", 1 / np.sqrt(n) / sd, f"{where} have σ = 1/√n")
+    yield Mistake("1/(σ√fan_in)", 1 / np.sqrt(fan_in) / sd, f"{where} have σ = 1/√fan_in", of_fans=True)
     if rows[0].law.name == "truncated":
         edge = rows[0].law.edge
         cut = float(stats.truncnorm.std(-edge, edge))
-        yield f"{cut:.3f}", cut, f"{where} are truncated at ±{edge:.2g}σ without a correction"
-    yield "√3", math.sqrt(3), f"{where} have the bound of a uniform law for σ"
+        yield Mistake(f"{cut:.3f}", cut, f"{where} are truncated at ±{edge:.2g}σ without a correction")
+    yield Mistake("√3", math.sqrt(3), f"{where} have the bound of a uniform law for σ")
     if rows[0].law.name == "uniform":
-        yield "1/√3", 1 / math.sqrt(3), f"{where} have σ for the bound of a uniform law"
+        yield Mistake("1/√3", 1 / math.sqrt(3), f"{where} have σ for the bound of a uniform law")
 
 
 def _scaled_with_depth(rows: list[Row], recipe: Recipe) -> bool:

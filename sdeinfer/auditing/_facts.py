@@ -9,36 +9,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sdeinfer.auditing._books import Books, Dependences
-from sdeinfer.auditing._graph_facts import facts_of_graph, links_of, parameter_near
+from sdeinfer.auditing._graph_facts import facts_of_graph, parameter_near
 from sdeinfer.auditing._law import Law, copies, repeated_slices
 from sdeinfer.auditing._stream_facts import facts_of_streams, in_layer
-from sdeinfer.auditing._tests import Test, critical, differs, failed, pattern_of, some
+from sdeinfer.auditing._tests import Test, critical, differs, failed, first_names, pattern_of
 from sdeinfer.passes._account import Account, columns_of
 from sdeinfer.passes._graph import Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._readings import LOG_SD_TOLERANCE, Reading
 from sdeinfer.passes._record import Node
 
-FAILS = {
-    "not finite": "NaN or infinity in a parameter, a buffer or a sum of the stream",
-    "outliers": "entries of a matrix that are many standard deviations away",
-    "copies": "tensors with equal or correlated entries that are not tied",
-    "shards": "a matrix with equal slices, as of ranks or heads that share a seed",
-    "dropout": "a dropout that runs in evaluation mode",
-    "items": "an item of the batch that depends on another one",
-    "norm": "a norm by another power of the mean square, or one that is not over features",
-    "softmax": "probabilities of attention that do not sum to 1 over keys",
-    "probabilities": "a factor of the probabilities after softmax",
-    "series": "branches that are not added to one stream, one after the other",
-    "unlike": "one layer unlike the others of its role",
-    "unused": "a parameter of a layer that no output follows from, or some outputs of a matrix",
-    "dead": "a matrix that reads zeros, or zeros through which no gradient passes",
-    "queries": "keys that read the stream itself where queries read its norm, or values of another tensor than keys",
-}
-"""Findings that fail an audit without a recipe; `allow=` takes each off. Others are notes."""
 
-
-def facts_of(books: Books, *, judged: bool) -> list[Test]:
+def facts_of(books: Books, *, has_recipe: bool) -> list[Test]:
     """All findings; notes are passed."""
     account, laws, readings = books.account, books.laws, books.readings
     return [
@@ -49,8 +31,8 @@ def facts_of(books: Books, *, judged: bool) -> list[Test]:
         *_copies(account, laws),
         *_dropout(account),
         *_leaks(books.dependences),
-        *_zeros(account, laws, judged=judged),
-        *([] if judged else _unlike(account, laws, readings)),
+        *_zeros(account, laws, has_recipe=has_recipe),
+        *([] if has_recipe else _unlike(account, laws, readings)),
         *_unused(account),
         *_unused_outputs(account),
     ]
@@ -64,11 +46,11 @@ def _not_finite(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
     # A mask is −∞ where it is added to logits, and bounds of one entry may be infinite.
     bad += [n for n, b in record.buffers.items() if n in used and not b.finite and not b.masks and b.size > 1]
     if bad:
-        yield failed("not finite", bad[0], f"NaN or infinity in {some(bad)}", *bad)
+        yield failed("not finite", bad[0], f"NaN or infinity in {first_names(bad)}", *bad)
     zero = [n for n, b in record.buffers.items() if n in used and "inv_freq" in n and not b.least and not b.largest]
     if zero:
-        yield failed("not finite", zero[0], f"{some(zero)} is 0: positions do not rotate", *zero)
-    for link in [] if bad else links_of(account):
+        yield failed("not finite", zero[0], f"{first_names(zero)} is 0: positions do not rotate", *zero)
+    for link in [] if bad else account.links:
         if link.sum.rows is not None and not np.isfinite(link.sum.rows).all():
             says = f"the stream is not finite from layer {link.layer} ({link.kind}) on"
             yield failed("not finite", f"layer {link.layer}", says)
@@ -85,7 +67,7 @@ def _outliers(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
     far = {name: law.outlier for name, law in _random(account, laws).items() if law.outlier}
     if far:
         name = max(far, key=far.__getitem__)
-        yield failed("outliers", name, f"entries of {some([*far])} are up to {far[name]:.3g} σ away", *far)
+        yield failed("outliers", name, f"entries of {first_names([*far])} are up to {far[name]:.3g} σ away", *far)
 
 
 def _copies(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
@@ -101,12 +83,12 @@ def _copies(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
         how = f"are correlated ({pairs[0][1]:.2f})"
         if equal:
             how = "are equal" if same and not scaled else "have the same random numbers"
-        yield failed("copies", first, f"{first} and {some(names)} {how}", first, *names)
+        yield failed("copies", first, f"{first} and {first_names(names)} {how}", first, *names)
     wholes = [m.array for m in account.matrices.values() if m.linear]
     counts = {name: repeated_slices(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        has = f"{some(repeated)} {'has' if len(repeated) == 1 else 'have'}"
+        has = f"{first_names(repeated)} {'has' if len(repeated) == 1 else 'have'}"
         says = f"{has} {counts[repeated[0]]} equal slices, as of ranks or heads that share a seed"
         yield failed("shards", repeated[0], says, *repeated)
 
@@ -127,10 +109,10 @@ def _leaks(dependences: Dependences) -> Iterator[Test]:
         yield failed("items", "batch", "an item of the batch changes another one")
 
 
-def _zeros(account: Account, laws: Mapping[str, Law], *, judged: bool) -> Iterator[Test]:
-    names = [n for n, m in account.matrices.items() if m.linear and laws[n].name == "zeros" and not judged]
+def _zeros(account: Account, laws: Mapping[str, Law], *, has_recipe: bool) -> Iterator[Test]:
+    names = [n for n, m in account.matrices.items() if m.linear and laws[n].name == "zeros" and not has_recipe]
     if names:
-        yield Test("zeros", names[0], passed=True, says=f"{some(names)} start from 0", names=tuple(names))
+        yield Test("zeros", names[0], passed=True, says=f"{first_names(names)} start from 0", names=tuple(names))
 
 
 def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> Iterator[Test]:
@@ -214,7 +196,7 @@ def _unused(account: Account) -> Iterator[Test]:
             inside.append(name)
     outside = [name for name in unreached if name not in inside]
     if inside:
-        yield failed("unused", inside[0], f"no output follows from {some(inside)}", *inside)
+        yield failed("unused", inside[0], f"no output follows from {first_names(inside)}", *inside)
     if outside:
-        says = f"no output follows from {some(outside)}"
+        says = f"no output follows from {first_names(outside)}"
         yield Test("left", outside[0], passed=True, says=says, names=tuple(outside))

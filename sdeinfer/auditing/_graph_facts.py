@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sdeinfer.auditing._law import Law
-from sdeinfer.auditing._tests import Test, failed, some
+from sdeinfer.auditing._tests import Test, failed, first_names
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._readings import Reading, is_even, tensor_name
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link
 
 
 def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Reading]) -> list[Test]:
@@ -25,11 +24,6 @@ def facts_of_graph(account: Account, laws: Mapping[str, Law], readings: list[Rea
         *_queries(account, readings),
         *_dead(account, laws, readings),
     ]
-
-
-def links_of(account: Account) -> list[Link]:
-    """All sums of the streams."""
-    return [link for chain in account.streams for link in chain]
 
 
 def parameter_near(account: Account, number: int) -> str:
@@ -69,7 +63,7 @@ def _uneven_norms(readings: list[Reading]) -> Iterator[Test]:
     wrong = [reading for reading in readings if reading.normed and not reading.even]
     if wrong:
         says = f"the norm that {wrong[0].role} reads is not over the features of a token: its mean squares differ"
-        yield failed("norm", wrong[0].name, f"{says} ({some([reading.name for reading in wrong])})")
+        yield failed("norm", wrong[0].name, f"{says} ({first_names([reading.name for reading in wrong])})")
 
 
 def _attentions(account: Account) -> Iterator[Test]:
@@ -116,7 +110,7 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
     by_factor = [reading for reading in readings if reading.square == 0 and reading.zeros]
     if by_factor:
         names = [reading.name for reading in by_factor]
-        says = f"what {some(names)} reads is multiplied by 0 ({by_factor[0].zeros[0]})"
+        says = f"what {first_names(names)} reads is multiplied by 0 ({by_factor[0].zeros[0]})"
         yield failed("dead", names[0], says, *names)
     for node in account.graph.record.nodes:
         if node.kind == "scale" and not node.fixed and node.factors[0] == 0 and node.about.get("by") is not None:
@@ -125,8 +119,8 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
                 yield failed("dead", name, f"{name} is 0, and multiplies activations", name)
                 break
     if embeddings := [n for n, m in account.matrices.items() if m.role == "embedding" and laws[n].name == "zeros"]:
-        yield failed("dead", embeddings[0], f"{some(embeddings)} is 0", *embeddings)
-    for link in links_of(account):
+        yield failed("dead", embeddings[0], f"{first_names(embeddings)} is 0", *embeddings)
+    for link in account.links:
         if any(source.factor == 0 and not source.scales for source in link.writers):
             yield failed("dead", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is multiplied by 0")
             return

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer._files import InputError
-from sdeinfer.auditing._audit import judged, recipe_of
+from sdeinfer.auditing._audit import audit_of_books, recipe_of
 from sdeinfer.auditing._books import books_of
 from sdeinfer.auditing._recipe import Declared, Recipe, nothing
 from sdeinfer.auditing._result import Audit
@@ -105,7 +105,7 @@ def initialise(
     books = books_of(network, inputs)
     by_name = {matrix.name: declared for matrix, declared in of_branches.items()}
     in_branches = dataclasses.replace(rules[0], named=by_name.get, sd=nothing, bias_sd=nothing)
-    return Initialised(network, judged(books, in_branches, network), rows)
+    return Initialised(network, audit_of_books(books, in_branches, network), rows)
 
 
 def _declared(recipe: Recipe, matrix: Matrix) -> Declared | None:

@@ -17,6 +17,12 @@ from sdeinfer.passes._record import SAMPLED_ENTRIES, StoredTensor
 COMPARED_ENTRIES = 4096
 """Entries at each end of a tensor that are compared with those of others."""
 
+FEW_ENTRIES = 256
+"""Entries below which a kurtosis is not known, and neither a mean nor a law is tested."""
+
+UNIFORM_KURTOSIS = -1.2
+"""Excess kurtosis of a uniform law."""
+
 OUTLIER_SDS = 12.0
 """Robust standard deviations beyond which an entry is an outlier: of 10⁹ normal ones the largest has 6.1."""
 
@@ -41,7 +47,8 @@ class Law:
     @property
     def error(self) -> float:
         """Standard deviation of log σ̂: √((2 + κ₄)/(4N)) (`theory.md` §18)."""
-        kurtosis = max(self.kurtosis, -1.2 if self.seen >= 256 else 0.0)  # that of few entries is not known
+        least = UNIFORM_KURTOSIS if self.seen >= FEW_ENTRIES else 0.0
+        kurtosis = max(self.kurtosis, least)
         return math.sqrt(max(2 + kurtosis, 0.05) / (4 * max(self.seen, 1)))
 
 
@@ -71,8 +78,7 @@ def _without_padding(parameter: StoredTensor, x: np.ndarray) -> np.ndarray:
         return x
     if np.ptp(x[x != 0]) == 0:  # an identity
         return x[x != 0]
-    step = -(-parameter.size // len(x))
-    row = np.arange(0, parameter.size, step | 1 if step > 1 else 1)[: len(x)] // parameter.shape[-1]
+    row = np.arange(0, parameter.size, parameter.step) // parameter.shape[-1]
     drawn = np.zeros(row[-1] + 1, bool)
     drawn[row[x != 0]] = True
     empty = ~drawn[row]
@@ -97,7 +103,8 @@ def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
     if n < 32:
         return "other", math.inf
     # Largest entries of uniform laws are √3 up to the errors of the mean and of σ.
-    if abs(kurtosis + 1.2) < max(6 * error * 0.4, 0.02) and largest < math.sqrt(3) + max(10.7 / math.sqrt(n), 0.08):
+    uniform = abs(kurtosis - UNIFORM_KURTOSIS) < max(6 * error * 0.4, 0.02)
+    if uniform and largest < math.sqrt(3) + max(10.7 / math.sqrt(n), 0.08):
         return "uniform", math.inf
     # A normal law has entries beyond the largest one with this probability.
     short = n * math.log1p(-2 * stats.norm.sf(largest)) if largest < 8 else 0.0
@@ -159,7 +166,9 @@ def copies(parameters: Mapping[str, StoredTensor], laws: Mapping[str, Law]) -> l
                 pairs.setdefault(names[j], (names[i], names[j], float(np.clip(correlations[i, j], -1, 1))))
     # Moments do not know the order of entries.
     moments = sorted(
-        (laws[n].seen, laws[n].kurtosis, laws[n].largest, n) for n in names if 256 <= laws[n].seen < SAMPLED_ENTRIES
+        (laws[n].seen, laws[n].kurtosis, laws[n].largest, n)
+        for n in names
+        if FEW_ENTRIES <= laws[n].seen < SAMPLED_ENTRIES
     )
     for earlier, later in itertools.pairwise(moments):
         if earlier[0] == later[0] and np.allclose(earlier[1:3], later[1:3], rtol=2e-6, atol=0.0):

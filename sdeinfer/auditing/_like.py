@@ -109,7 +109,7 @@ def as_found(books: Books, subject: Account) -> Recipe:
         return account.gains.get(peer_name, [(laws[peer_name].mean, 0.0)])[0][0]
 
     factors = {attention.layer: attention.factor for attention in account.logits}
-    writers = [source for sums in account.writers.values() for _, source in sums if source.plain]
+    writers = [source for sources in account.writers.values() for source in sources if source.plain]
     skips = [link.skip.factor for chain in account.streams for link in chain[1:]]
     return Recipe(
         f"like {books.name}",

@@ -13,7 +13,7 @@ from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Test, failed, value_in_words
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._readings import LOG_SD_TOLERANCE, BranchNorms, Reading
+from sdeinfer.passes._readings import LOG_SD_TOLERANCE, Reading
 
 
 def tests_of_pass(books: Books, recipe: Recipe) -> list[Test]:
@@ -76,7 +76,7 @@ def _of_reading(wrong: list[Reading], declared: float) -> Test:
 
 def _offsets(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
     """Offsets of norms, and parameters that scale branches."""
-    scales = {name for sums in account.writers.values() for _, source in sums for name in source.scales}
+    scales = {name for sources in account.writers.values() for source in sources for name in source.scales}
     for name, matrix in account.matrices.items():
         law = laws[name]
         if matrix.role == "norm bias" and (declared := recipe.gain(matrix)) is not None:
@@ -138,7 +138,8 @@ def _logits(account: Account, recipe: Recipe) -> Iterator[Test]:
     for logits, declared in known:
         says = f"logits of layer {logits.layer} are multiplied by {logits.factor:.4g}, declared {declared:.4g}"
         ratio, passed = logits.factor / declared, (logits, declared) not in wrong
-        yield Test("logits", f"layer {logits.layer}", passed, says, "" if passed else cause, ratio=ratio)
+        own_cause = "" if passed else cause
+        yield Test("logits", f"layer {logits.layer}", passed, says, own_cause, ratio=ratio, mistake=own_cause)
 
 
 def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
@@ -163,50 +164,50 @@ def tests_of_mask(dependences: Dependences, *, causal: bool | None) -> Iterator[
     yield Test("mask", "mask", dependences.causal is causal, says)
 
 
-def tests_of_norms(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading], declared: str | None):
+def tests_of_norms(books: Books, declared: str | None) -> Iterator[Test]:
     """Whether the norms of each branch are where they are declared."""
     for place in declared.split("+") if declared else ():
-        tests = list(NORMS[place](account, norms, readings))
+        tests = list(NORMS[place](books))
         yield from tests or [Test("untested", "norm", None, f"norm={place!r}: no branch was seen that could have one")]
 
 
-def _pre(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for branch in norms:
+def _pre(books: Books) -> Iterator[Test]:
+    for branch in books.norms:
         place = branch.link.place
         if branch.link.normed and branch.link.before is not None:
             yield failed("stream", place, f"the stream itself is normalised ({place})")
-        elif branch.before is None:
+        elif branch.reads_normed is None:
             yield Test("untested", place, None, f"norm='pre': what reads the stream in {place} was not seen")
         else:
             plain = [reader.name for reader in branch.readers if not reader.normed]
             names = ", ".join(plain[:2])
             says = f"{names} {'reads' if len(plain) == 1 else 'read'} the stream without a norm ({place})"
-            yield Test("norms", place, branch.before, says, names=tuple(plain))
-    ends = {chain[-1].sum.number for chain in account.streams}
-    for reading in readings:
+            yield Test("norms", place, branch.reads_normed, says, names=tuple(plain))
+    ends = {chain[-1].sum.number for chain in books.account.streams}
+    for reading in books.readings:
         if reading.role == "head" and reading.read.number in ends:
             says = f"{reading.name} reads the stream without a norm"
             yield Test("norms", "head", reading.normed, says, names=(reading.name,))
 
 
-def _post(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for branch in norms:
+def _post(books: Books) -> Iterator[Test]:
+    for branch in books.norms:
         says = f"the stream is not normalised after the sum of {branch.link.place}"
         yield Test("stream", branch.link.place, branch.after_sum, says)
 
 
-def _sandwich(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    yield from _pre(account, norms, readings)
-    for branch in norms:
+def _sandwich(books: Books) -> Iterator[Test]:
+    yield from _pre(books)
+    for branch in books.norms:
         says = f"what {branch.link.place} adds is not normalised"
         yield Test("norms", branch.link.place, branch.of_branch, says)
 
 
-def _qk(account: Account, norms: Sequence[BranchNorms], readings: Sequence[Reading]) -> Iterator[Test]:
-    for logits in account.logits:
+def _qk(books: Books) -> Iterator[Test]:
+    for logits in books.account.logits:
         subject = "queries or keys are" if logits.normed else "queries and keys are"
         yield Test("norms", f"layer {logits.layer}", logits.both, f"{subject} not normalised (layer {logits.layer})")
 
 
-NORMS: dict[str, Callable[..., Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}
+NORMS: dict[str, Callable[[Books], Iterator[Test]]] = {"pre": _pre, "post": _post, "sandwich": _sandwich, "qk": _qk}
 """Places of norms: before branches, after sums, before and after branches, and of queries and keys."""

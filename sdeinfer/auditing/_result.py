@@ -9,14 +9,9 @@ from typing import Any
 from sdeinfer._files import write_text
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test
+from sdeinfer.auditing._topics import TOPICS
 from sdeinfer.auditing._words import clauses_of
 from sdeinfer.passes._account import Account
-
-ORDER = (
-    "not finite, dropout, outliers, copies, shards, series, softmax, norm, norms, queries, probabilities, dead, mask, "
-    "items, unused, roles, stream, logits, factor, reading, unlike, σ, bias, value, law, outputs"
-).split(", ")
-"""Topics of tests, causes before consequences."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -29,7 +24,7 @@ class Audit:
         rows: one for each matrix: its name, role, layer and sizes, its law, and what is declared.
         tests: all comparisons, and the findings that need no recipe.
         words: the initialisation in words.
-        account: the books: streams, writers with their factors, logits.
+        account: what the pass shows: streams, writers with their factors, logits.
         hint: another recipe that the network would pass.
         declared: whether anything was declared.
     """
@@ -40,15 +35,15 @@ class Audit:
     tests: tuple[Test, ...]
     words: str
     account: Account
-    hint: str = ""
-    declared: bool = True
+    hint: str
+    declared: bool
 
     @property
     def failed(self) -> tuple[Test, ...]:
         """The failed tests, causes before consequences."""
-        rank = {topic: place for place, topic in enumerate(ORDER)}
+        order = [*TOPICS]
         failed = (test for test in self.tests if test.passed is False)
-        return tuple(sorted(failed, key=lambda test: rank.get(test.topic, 9)))
+        return tuple(sorted(failed, key=lambda test: order.index(test.topic)))
 
     @property
     def untested(self) -> tuple[str, ...]:
@@ -58,7 +53,7 @@ class Audit:
     @property
     def notes(self) -> tuple[str, ...]:
         """Findings that do not decide."""
-        return tuple(test.says for test in self.tests if test.passed and test.topic in ("random", "zeros", "left"))
+        return tuple(test.says for test in self.tests if test.passed and TOPICS[test.topic].note)
 
     @property
     def passed(self) -> bool | None:
@@ -90,7 +85,7 @@ class Audit:
 
     def _as_declared(self) -> str:
         """The σ of each role, which passed."""
-        sigma = [test for test in self.tests if test.topic == "σ" and math.isfinite(test.ratio)]
+        sigma = [test for test in self.tests if test.topic == "σ" and test.of_sigma]
         of_roles = [test for test in sigma if test.names and test.what not in test.names]
         roles = ", ".join(f"{test.what} {test.ratio:.3f} ± {test.error:.3f}" for test in of_roles)
         if self.recipe is None:

@@ -132,7 +132,7 @@ def _writers(rows: list[Row]) -> dict[str, list[Row]]:
 def _strength(account: Any, kind: str, rows: list[Row]) -> dict[str, Any]:
     """Log of c σ √u, common to all layers, and its standard deviation."""
     weights = np.array([row.law.error**-2.0 for row in rows])
-    factors = [abs(account.writers[row.matrix.array][0][1].factor) for row in rows]
+    factors = [abs(account.writers[row.matrix.array][0].factor) for row in rows]
     strengths = [row.law.sd * factor * math.sqrt(row.matrix.fan_in) for row, factor in zip(rows, factors, strict=True)]
     logs = np.log(strengths)
     # A declared factor of the branch is in `row.factor`, which is that found over it.

@@ -8,8 +8,8 @@ import math
 import re
 from collections.abc import Iterator
 
-from sdeinfer.auditing._graph_facts import links_of, parameter_near
-from sdeinfer.auditing._tests import Test, failed, pattern_of, some
+from sdeinfer.auditing._graph_facts import parameter_near
+from sdeinfer.auditing._tests import Test, failed, first_names, pattern_of
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._operations import is_a
@@ -24,15 +24,14 @@ def facts_of_streams(account: Account, norms: list[BranchNorms]) -> list[Test]:
 
 
 def _sums(account: Account) -> list[Node]:
-    nodes = account.graph.record.nodes
-    return [node for node in nodes if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed]
+    return [node for node in account.graph.record.nodes if node.is_sum_of_two]
 
 
 def _not_in_series(account: Account) -> Iterator[Test]:
     """Sums that go on with the input, or with the branch, of the sum before them."""
     graph, sums = account.graph, _sums(account)
-    numbers = {link.sum.number for link in links_of(account)}
-    for link in links_of(account):
+    numbers = {link.sum.number for link in account.links}
+    for link in account.links:
         start, branch = link.skip.origin, link.branch.origin
         for node in sums:
             sides = [graph.whole(side) for side in node.inputs]
@@ -52,7 +51,7 @@ def _twice(account: Account) -> Iterator[Test]:
         (left, by_left), (right, by_right) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
         if left is right and by_left == by_right and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
-    for link in links_of(account):
+    for link in account.links:
         if link.again:
             yield failed("series", f"layer {link.layer}", f"{link.again} (layer {link.layer})")
 
@@ -61,7 +60,7 @@ def _subtracted(account: Account) -> Iterator[Test]:
     graph = account.graph
     gates = [node for node in graph.record.nodes if node.kind == "gate"]
     gated = {graph.term(side).origin.number for node in gates for side in node.inputs}
-    for link in links_of(account):
+    for link in account.links:
         if link.writers and link.branch.factor * link.skip.factor < 0 and link.sum.number not in gated:
             yield failed("series", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is subtracted")
 
@@ -88,7 +87,7 @@ def _not_added(account: Account) -> Iterator[Test]:
     added = {*_added_elsewhere(account)} if missing else {}
     missing = [name for name in missing if name not in added]
     if missing:
-        says = f"what {some(missing)} returns is not added to the stream, as it is in other layers"
+        says = f"what {first_names(missing)} returns is not added to the stream, as it is in other layers"
         yield failed("series", missing[0], says, *missing)
         return
     graph, record = account.graph, account.graph.record
@@ -128,8 +127,7 @@ def _alike(node: Node, peer: Node) -> bool:
 
 
 def _in_a_branch(account: Account, node: Node) -> bool:
-    graph = account.graph
-    return any(graph.between(link.branch.origin, link.skip.origin) >> node.number & 1 for link in links_of(account))
+    return any(link.inside(account.graph) >> node.number & 1 for link in account.links)
 
 
 def _broken(account: Account) -> Iterator[Test]:
@@ -149,7 +147,7 @@ def _broken(account: Account) -> Iterator[Test]:
             starts.setdefault(pattern_of(name), []).append(name)
     for names in starts.values():
         if len(names) > 1:
-            says = f"what {some(names)} returns is not added to the stream: each layer starts anew"
+            says = f"what {first_names(names)} returns is not added to the stream: each layer starts anew"
             yield failed("series", names[0], says, *names)
             return
 
@@ -162,8 +160,8 @@ def _unlike_norms(norms: list[BranchNorms]) -> Iterator[Test]:
     words = {True: "reads the norm of the stream", False: "reads the stream without a norm"}
     after = {True: "follows a norm of the stream itself", False: "follows no norm of the stream itself"}
     for (kind, _), branches in by_kind.items():
-        reads = [(branch.before, branch) for branch in branches if branch.before is not None]
-        reads = reads[1:] if branches[0].link.before is None and branches[0].before is False else reads
+        reads = [(branch.reads_normed, branch) for branch in branches if branch.reads_normed is not None]
+        reads = reads[1:] if branches[0].link.before is None and branches[0].reads_normed is False else reads
         follows = [(branch.link.normed, branch) for branch in branches if branch.link.before is not None]
         backs = [branch.back for branch in branches]
         usual = max(backs, key=backs.count)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from sdeinfer.auditing._law import Law
+from sdeinfer.auditing._law import FEW_ENTRIES, Law
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._readings import LOG_SD_TOLERANCE
@@ -21,7 +21,7 @@ LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
 
 FEWEST_ENTRIES = 12
-"""Entries below which a σ is not tested: three times the declared one would pass too often."""
+"""Entries below which a σ that passes does not count as tested: three times the declared one would pass too often."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,12 @@ class Test:
     """One comparison, or one finding.
 
     Attributes:
-        topic: "σ", "law", "bias", "norm", "factor", "logits", "stream", "mask", or a finding's name.
+        topic: one of `TOPICS`.
         what: a role, or a tensor's name.
         passed: whether it passed; None for a declaration that was not tested. A note that does not decide is passed.
         says: a clause for the verdict.
         cause: a mistake that explains it.
+        mistake: the cause without its tensors, equal in tests that become one clause.
         names: the tensors.
         ratio: found over declared, with its error in log.
     """
@@ -46,6 +47,12 @@ class Test:
     names: tuple[str, ...] = ()
     ratio: float = math.nan
     error: float = 0.0
+    mistake: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def of_sigma(self) -> bool:
+        """Whether it compares a σ with the declared one, which its clause for the verdict leaves to be said."""
+        return self.topic in ("σ", "bias") and math.isfinite(self.ratio)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Row:
         """σ over what is declared; of few entries the root of their mean square about the declared mean."""
         if self.by is None or not self.by.sd:
             return math.nan
-        away = self.law.mean - self.by.mean if self.law.seen < 256 else 0.0
+        away = self.law.mean - self.by.mean if self.law.seen < FEW_ENTRIES else 0.0
         return math.hypot(self.law.sd, away) / self.by.sd
 
     @property
@@ -81,7 +88,7 @@ class Row:
 
     @property
     def topic(self) -> str:
-        """That of tests of its σ."""
+        """The topic of the tests of its σ."""
         return "bias" if self.matrix.role == "bias" else "σ"
 
     @property
@@ -90,7 +97,7 @@ class Row:
         matrix = self.matrix
         if matrix.linear or matrix.role in ("embedding", "position", "bias"):
             return matrix.role
-        return matrix.name if self.law.size >= 256 else pattern_of(matrix.name)
+        return matrix.name if self.law.size >= FEW_ENTRIES else pattern_of(matrix.name)
 
 
 def failed(topic: str, what: str, says: str, *names: str) -> Test:
@@ -124,7 +131,7 @@ def rows_by_name(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> l
 
 
 def critical(count: int) -> float:
-    """Z of one of so many tests at the level of a model."""
+    """The two-sided normal quantile of one of `count` tests, if all together fail a correct model with `LEVEL`."""
     return float(stats.norm.isf(LEVEL / (2 * max(count, 1))))
 
 
@@ -160,7 +167,7 @@ def _of_group(group: str, rows: list[Row], z: float) -> Iterator[Test]:
     """Tests of σ of a role, or of a name in all layers, and of each tensor of it."""
     drawn = []
     for row in rows:
-        if not row.declared or (row.matrix.role in ("norm", "norm bias") and row.by is not None):
+        if not row.declared or row.matrix.role in ("norm", "norm bias"):
             continue  # a glob of matrices may also match gains
         if row.law.sd > 0 or row.law.size == 1:
             drawn.append(row)
@@ -218,11 +225,11 @@ def _laws(rows: Sequence[Row], z: float) -> Iterator[Test]:
         law, name = row.law, row.matrix.name
         if row.by is None or not row.by.sd or not law.sd > 0 or row.matrix.role in ("bias", "norm", "norm bias"):
             continue
-        if law.seen >= 256:
+        if law.seen >= FEW_ENTRIES:
             offset = abs(law.mean - row.by.mean) / law.sd
             centred = offset - z / math.sqrt(law.seen) < LOG_SD_TOLERANCE or bool(row.by.error)
             yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
-        if row.by.law is not None and law.seen >= 256:
+        if row.by.law is not None and law.seen >= FEW_ENTRIES:
             says = f"{name} is {law.name}, declared {row.by.law}"
             yield Test("law", name, _follows(law, row.by.law), says, names=(name,))
 
@@ -242,7 +249,7 @@ def _of_unknown_layout(rows: Sequence[Row], recipe: Recipe) -> Iterator[Test]:
             yield Test("untested", row.matrix.name, None, says, names=(row.matrix.name,))
 
 
-def some(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
     """At most three names."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._tests import Test
+from sdeinfer.auditing._topics import TOPICS
 from sdeinfer.passes._account import IN_BLOCKS, Account
 from sdeinfer.passes._readings import LOG_SD_TOLERANCE, BranchNorms
-
-TOGETHER = ("norm", "norms", "law", "bias", "factor", "logits", "stream", "value", "reading")
-"""Topics whose failed tests are one clause."""
 
 
 def words_of(account: Account, laws: Mapping[str, Law], dependences: Dependences, norms: Sequence[BranchNorms]) -> str:
@@ -31,7 +29,7 @@ def _size(account: Account, norms: Sequence[BranchNorms]) -> str:
 def _places(norms: Sequence[BranchNorms]) -> str:
     if any(branch.link.normed for branch in norms):
         return "norms after sums"
-    known = [branch.before for branch in norms if branch.before is not None]
+    known = [branch.reads_normed for branch in norms if branch.reads_normed is not None]
     if known and all(known):
         return f"norms before{' and after' if all(branch.of_branch for branch in norms) else ''} branches"
     if norms and all(branch.of_branch for branch in norms):
@@ -79,8 +77,7 @@ def _factor(factor: float, size: int) -> str:
 
 
 def _stream(account: Account) -> list[str]:
-    links = [link for chain in account.streams for link in chain]
-    sources = [source for link in links for source in link.writers]
+    sources = [source for link in account.links for source in link.writers]
     factors = {
         "branches": {f"{abs(source.factor):.3g}" for source in sources if source.plain},
         "stream": {f"{link.skip.factor:.3g}" for chain in account.streams for link in chain[1:]},
@@ -95,9 +92,8 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
     """Sentences of failed tests; those with one cause, or of one topic for several tensors, become one."""
     groups: dict[tuple[str, str], list[Test]] = {}
     for test in failed:
-        alone = test.says if test.topic not in TOGETHER else ""
-        key = test.cause.split(": ", 1)[-1].split(" of the ")[0] if test.cause else alone
-        groups.setdefault((test.topic, key), []).append(test)
+        alone = "" if TOPICS[test.topic].one_clause else test.says
+        groups.setdefault((test.topic, test.mistake or alone), []).append(test)
     clauses = []
     for group in groups.values():
         first = group[0]
@@ -111,6 +107,6 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
             clauses.append(f"{says} the declared: {'; '.join(list(causes)[:2])}")
             continue
         remainder = f" (and {len(group) - 1} more)" if len(group) > 1 else ""
-        tail = " the declared" if first.says.endswith("times") else ""
+        tail = " the declared" if first.of_sigma else ""
         clauses.append(f"{first.says}{tail}{f': {first.cause}' if first.cause else ''}{remainder}")
     return clauses

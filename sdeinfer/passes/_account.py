@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._graph import Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node, Record, StoredTensor
-from sdeinfer.passes._stream import Link
+from sdeinfer.passes._stream import Link, layers_of, width_of
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""
@@ -25,7 +25,7 @@ IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer ou
 """Roles of matrices in layers, of which rules of fan-in and fan-out speak."""
 
 NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "scale", "mask", "other")
-"""Roles of what inputs are not multiplied by as by a matrix."""
+"""Roles of parameters that are not matrices of a linear map."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,6 +83,7 @@ class Matrix:
         of: for a bias the role of the matrix after which it is added.
         array: name of the array that it is in.
         roles: all roles of an array of several matrices whose layout is not known.
+        places: where its entries are in an array of several matrices; None if it is all of its array.
     """
 
     role: str
@@ -111,15 +112,15 @@ class Matrix:
 
 @dataclasses.dataclass(eq=False)
 class Account:
-    """The books of a pass.
+    """What one recorded pass shows: streams, matrices with their roles, attentions.
 
     Attributes:
         graph: the dependences of its record.
         streams: the sums of each residual stream, in order.
         matrices: the parameters, and the matrices in them, that the pass used, by name.
         uses: products by the name of their array.
-        writers: the sums that each array writes to.
-        logits: the attentions.
+        writers: the outputs of each array in the sums that it writes to.
+        logits: those of each attention.
         gains: mean and standard deviation of what norms multiply by, as it is used, by name.
     """
 
@@ -127,24 +128,29 @@ class Account:
     streams: list[list[Link]]
     matrices: dict[str, Matrix]
     uses: dict[str, list[Node]]
-    writers: dict[str, list[tuple[Link, Source]]]
+    writers: dict[str, list[Source]]
     logits: list[Logits]
     gains: dict[str, list[tuple[float, float]]]
 
     @property
+    def links(self) -> list[Link]:
+        """All sums of the streams."""
+        return [link for chain in self.streams for link in chain]
+
+    @property
     def layers(self) -> int:
         """L, that of the longer one of an encoder and a decoder."""
-        return max((chain[-1].layer + 1 for chain in self.streams), default=0)
+        return layers_of(self.streams)
 
     @property
     def width(self) -> int:
         """The width n of the longest stream."""
-        return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
+        return width_of(self.streams)
 
     def plain_source(self, array: str) -> Source | None:
         """A writer's output in the sum; None for other arrays, or where a norm or a parameter is between."""
-        sources = [source for _, source in self.writers.get(array, ())]
-        return sources[0] if sources and sources[0].plain else None
+        source = next(iter(self.writers.get(array, ())), None)
+        return source if source is not None and source.plain else None
 
     def writer_factor(self, array: str, multiplier: float | None = 1.0) -> float:
         """The factor of a writer's output over the declared one; 1 where a norm or a parameter is between."""
@@ -163,10 +169,9 @@ class Account:
     def layer_names(self) -> re.Pattern[str] | None:
         """The common beginnings of the names of a layer's parameters; None if they have nothing in common."""
         beginnings = set()
-        for link in (link for chain in self.streams for link in chain):
-            nodes = self.graph.nodes(self.graph.between(link.branch.origin, link.skip.origin))
-            parts = [name.split(".")[:-1] for node in nodes if not node.fixed for name in node.parameters]
-            common = [column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False))]
+        for link in self.links:
+            nodes = self.graph.nodes(link.inside(self.graph))
+            common = common_beginning(name for node in nodes if not node.fixed for name in node.parameters).split(".")
             places = [place for place, part in enumerate(common) if any(letter.isdigit() for letter in part)]
             if places:
                 beginnings.add(".".join(re.sub(r"\d+", r"\\d+", part) for part in common[: places[-1] + 1]) + r"\.")
@@ -178,6 +183,12 @@ class Account:
         arrays = self.graph.record.parameters
         parts = {m.name: m.places.of(arrays[m.array]) for m in self.matrices.values() if m.places is not None}
         return arrays | parts
+
+
+def common_beginning(names: Iterable[str]) -> str:
+    """The common beginning of dotted names, without their last parts."""
+    parts = [name.split(".")[:-1] for name in names]
+    return ".".join(column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False)))
 
 
 def places_of(

@@ -11,17 +11,18 @@ import numpy as np
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node
 
+LOGIT_NODES = 24
+"""Nodes that are looked at between a softmax and its product: masks, biases, scales and a cap."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Logits:
-    """One attention: the factor c of q kᵀ before softmax, d_k, and a factor of the probabilities after it.
+    """The logits of one attention: the factor c of q kᵀ before softmax, d_k, and what is done with the probabilities.
 
     Attributes:
         factor: c.
         head_size: d_k.
         layer: number of its layer.
-        normed: whether queries or keys are normed.
-        both: whether both are.
         after: the factor of the probabilities.
         over: "keys", or "queries" or "another axis" if the probabilities sum to 1 over it; "" where it was not seen.
         heads: number of heads; 1 where it is not seen.
@@ -32,30 +33,38 @@ class Logits:
     factor: float
     head_size: int
     layer: int | None
-    normed: bool
     after: float
-    both: bool = False
     over: str = ""
     heads: int = 1
     norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
     apart: bool = False
 
+    @property
+    def normed(self) -> bool:
+        """Whether queries or keys are normed."""
+        return bool(self.norms)
+
+    @property
+    def both(self) -> bool:
+        """Whether both are."""
+        return len(self.norms) == 2
+
 
 def softmaxes_in(graph: Graph, nodes: Iterable[Node]) -> list[Node]:
     """Softmaxes of products of activations, which are those of attentions."""
-    return [node for node in nodes if node.kind == "softmax" and logits_of(graph, node) is not None]
+    return [node for node in nodes if node.kind == "softmax" and score_product_of(graph, node) is not None]
 
 
-def logits_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
+def score_product_of(graph: Graph, softmax: Node) -> tuple[Node, float] | None:
     """The matrix product of activations that softmax reads, and the factor between; through masks, biases and tanh."""
     return next(iter(_products_of(graph, softmax)), None)
 
 
 def _products_of(graph: Graph, softmax: Node) -> list[tuple[Node, float]]:
-    """All of them, as logits may be a sum, or tokens beside each other."""
+    """All products that a softmax reads: logits may be a sum of several, or join those of some tokens."""
     products: dict[Node, float] = {}
     stack, seen = [(softmax.inputs[0], 1.0)], 0
-    while stack and seen < 24:
+    while stack and seen < LOGIT_NODES:
         node, factor = stack.pop()
         seen += 1
         term = graph.term(node)
@@ -91,13 +100,18 @@ def attention_of(
                 after = term.factor
                 over = over or _summed_over(node.about.get("sums", (None, None))[place], after)
     norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
-    shape = softmax.shape
-    heads = shape[-3] if len(shape) > 3 else 1
-    factor *= query.factor * key.factor
-    size = product.about["fan_in"]
     alone = len(_products_of(graph, softmax)) == 1
     apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
-    logits = Logits(factor, size, layer, bool(norms), after, len(norms) == 2, over, heads, norms, apart)
+    logits = Logits(
+        factor=factor * query.factor * key.factor,
+        head_size=product.about["fan_in"],
+        layer=layer,
+        after=after,
+        over=over,
+        heads=softmax.shape[-3] if len(softmax.shape) > 3 else 1,
+        norms=norms,
+        apart=apart,
+    )
     return logits, values
 
 

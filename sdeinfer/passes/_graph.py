@@ -12,15 +12,23 @@ from sdeinfer.passes._record import Node, Record
 
 PRODUCTS = ("product", "convolution")
 
+REDUCTION_STEPS = 8
+"""Operations between a sum over an axis and the factor of a norm: a mean, ε, a root and their views."""
+
+ROOT_NODES = 12
+"""Nodes that are looked at for the roots of a tensor: masks of dropout have few."""
+
+PIECE_NODES = 64
+"""Nodes that are looked at for the one tensor whose pieces a sum has: a rotation has few."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Term:
-    """A tensor as a factor times its origin, with the names of parameters that scale it and that are added to it."""
+    """A tensor as a factor times its origin, with the names of parameters that scale it."""
 
     origin: Node
     factor: float = 1.0
     scales: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Source:
 
 
 class Graph:
-    """Dependences between the nodes of a record, as sets of bits; `depends` is by products with parameters only."""
+    """Dependences between the nodes of a record, as sets of bits; `depends` is by products with parameters."""
 
     def __init__(self, record: Record):
         self.record = record
@@ -89,7 +97,7 @@ class Graph:
 
     def _reduced(self, node: Node, tensor: Node) -> bool:
         """Whether a function of a tensor is one number a row: a sum over an axis is on the way to it."""
-        for _ in range(8):
+        for _ in range(REDUCTION_STEPS):
             fewer = any(n > 1 and m == 1 for n, m in zip(tensor.shape[::-1], node.shape[::-1], strict=False))
             if fewer or len(node.shape) < len(tensor.shape) or is_a(node.operation, "reduction"):
                 return True
@@ -115,7 +123,7 @@ class Graph:
         leaves, stack, seen = [], [node], set()
         while stack:
             tensor = stack.pop()
-            if tensor.number in seen or len(seen) > 12:
+            if tensor.number in seen or len(seen) > ROOT_NODES:
                 continue
             seen.add(tensor.number)
             stack += tensor.inputs
@@ -138,12 +146,12 @@ class Graph:
         return self.reach[node.number] & ~self.reach[start.number]
 
     def depends(self, node: Node, ancestor: Node) -> bool:
-        """Whether it does so through a product with a parameter."""
+        """Whether a product with a parameter lies between them."""
         return bool(self.through[node.number] >> ancestor.number & 1)
 
     def term(self, node: Node) -> Term:
         """A tensor by its origin, through views, factors and fixed tensors that are added."""
-        factor, scales, added = 1.0, (), ()
+        factor, scales = 1.0, ()
         while True:
             if node.kind == "view" or (node.kind == "join" and len(node.inputs) == 1):
                 node = node.inputs[0]
@@ -152,11 +160,11 @@ class Graph:
             elif node.kind == "scale" and abs(node.about.get("rms", 0.0) - 1) < 1e-3:  # rotations by complex numbers
                 node = node.inputs[0]
             elif node.kind == "sum" and len(node.inputs) == 1:
-                factor, added, node = factor * node.factors[0], (*added, *node.parameters), node.inputs[0]
+                factor, node = factor * node.factors[0], node.inputs[0]
             elif node.kind in ("sum", "join") and (turned := self.rotated(node)) is not None:
                 factor, node = factor * turned[1], turned[0]
             else:
-                return Term(node, factor, scales, added)
+                return Term(node, factor, scales)
 
     def rotated(self, node: Node) -> tuple[Node, float] | None:
         """The origin of a sum or join of one tensor's pieces, as by rotations, and the factor of its size."""
@@ -165,7 +173,7 @@ class Graph:
         else:
             origin, stack, seen = node, list(node.inputs), set()
             roots: set[int] = set()
-            while stack and len(roots) < 2 and len(seen) < 64:
+            while stack and len(roots) < 2 and len(seen) < PIECE_NODES:
                 tensor = stack.pop()
                 if tensor.number in seen:
                     continue

@@ -94,7 +94,7 @@ def candidates(model: Any) -> Iterator[Inputs]:
         yield (value,), {}
 
 
-def needed(model: Any) -> list[str]:
+def required_arguments(model: Any) -> list[str]:
     """Arguments that a forward pass cannot do without, or the main one."""
     parameters = inspect.signature(model.forward).parameters.items()
     required = [name for name, p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -104,7 +104,7 @@ def needed(model: Any) -> list[str]:
 
 def _of_library(model: Any, config: Any, mains: list[str]) -> Iterator[dict[str, Any]]:
     """Values of the main inputs of a model of Hugging Face; several where sizes are not clear."""
-    arguments = needed(model)
+    arguments = required_arguments(model)
     decoder = getattr(config, "is_encoder_decoder", False) or "decoder_input_ids" in arguments
     tokens = _tokens(_size(config, "vocab_size", default=100), _special(text_part(config)))
     kinds = {"pixel_values": _images(config), "input_features": _sounds(model, config)}

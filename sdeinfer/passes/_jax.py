@@ -10,36 +10,38 @@ from typing import Any
 
 import numpy as np
 
+from sdeinfer.passes._inputs import Inputs
 from sdeinfer.passes._models import function_of
-from sdeinfer.passes._operations import is_a, of_jax
-from sdeinfer.passes._record import Node, Record, StoredTensor, Watch, about
+from sdeinfer.passes._operations import of_jax
+from sdeinfer.passes._record import Node, Record, StoredTensor, Watch
+from sdeinfer.passes._recorder import Recorder, has_summary, is_move, is_vector, keeps_rows, summary_of, sums_over
 
 
-def record_of(network: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
+def record_of(network: Any, inputs: Inputs, watch: Watch | None = None) -> Record:
     """Run a model once, primitive by primitive.
 
     Arguments:
         network: a module of Equinox or Flax (NNX), or a pair of a function and its parameters.
         inputs: its positional and its keyword arguments.
-        watch: functions that take the arrays of nodes, by the order of these.
+        watch: for each watched node, by its order, the function that takes its array.
     """
     import jax
 
     function, leaves, name = function_of(network)
     given, run = _flat(function, inputs)
     walk = _Walk(leaves, watch or {})
-    outputs = walk.all(jax.make_jaxpr(run)(list(leaves.values()), given), list(leaves.values()), given)
+    outputs = walk.evaluate(jax.make_jaxpr(run)(list(leaves.values()), given), list(leaves.values()), given)
     return Record(
         name,
         walk.nodes,
-        walk.known(),
+        walk.stored_parameters(),
         {},
         [node for node, _ in outputs],
         lambda shape: np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape),
     )
 
 
-def _flat(function: Callable[..., Any], inputs: tuple[tuple, Mapping[str, Any]]) -> tuple[list[Any], Callable]:
+def _flat(function: Callable[..., Any], inputs: Inputs) -> tuple[list[Any], Callable]:
     """The arrays of inputs, and the function of lists of parameters and of these."""
     import jax
 
@@ -61,7 +63,7 @@ class Compiled:
         orders: the nodes.
     """
 
-    def __init__(self, network: Any, inputs: tuple[tuple, Mapping[str, Any]], orders: tuple[int, ...]):
+    def __init__(self, network: Any, inputs: Inputs, orders: tuple[int, ...]):
         import jax
 
         function, leaves, _ = function_of(network)
@@ -71,7 +73,7 @@ class Compiled:
             closed, node_values = jax.make_jaxpr(run)(arrays, given), {}
             watch = {order: functools.partial(node_values.__setitem__, order) for order in orders}
             walk = _Walk(dict(zip(leaves, arrays, strict=True)), watch, measures=False)
-            walk.all(closed, arrays, given)
+            walk.evaluate(closed, arrays, given)
             return node_values
 
         self.values = jax.jit(values)
@@ -102,12 +104,12 @@ def _opened(jaxpr: Any) -> tuple[Any, Any]:
     return (jaxpr.jaxpr, jaxpr.consts) if hasattr(jaxpr, "jaxpr") else (jaxpr, getattr(jaxpr, "consts", ()))
 
 
-class _Walk:
+class _Walk(Recorder):
     """An interpreter of jaxprs that keeps a node beside each value."""
 
     def __init__(self, leaves: Mapping[str, Any], watch: Watch, *, measures: bool = True):
-        self.nodes: list[Node] = []
-        self.watch, self.measures = watch, measures
+        super().__init__(watch)
+        self.measures = measures
         self.arrays: dict[str, Any] = {n: np.asarray(value) if measures else value for n, value in leaves.items()}
         self.parameters = {name: self.parameter(name) for name in leaves}
         self.stacked: set[str] = set()
@@ -115,11 +117,10 @@ class _Walk:
 
     def parameter(self, name: str) -> Node:
         x = self.arrays[name]
-        vector = x.size in (1, max(x.shape, default=1))
-        known = about(x) if vector and x.size and self.measures else {}
-        return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=known))
+        summary = summary_of(x) if is_vector(x.shape) and x.size and self.measures else {}
+        return self.add(Node("parameter", (), x.shape, name, (name,), fixed=True, about=summary))
 
-    def known(self) -> dict[str, StoredTensor]:
+    def stored_parameters(self) -> dict[str, StoredTensor]:
         """All parameters; a stack that a scan cuts counts by its pieces."""
         parameters = {}
         for name, x in self.arrays.items():
@@ -129,29 +130,21 @@ class _Walk:
                 parameters[name] = StoredTensor(x.shape, flat.__getitem__, *ends, str(x.dtype))
         return parameters
 
-    def add(self, node: Node) -> Node:
-        for parent in node.inputs:
-            if parent.number < 0:
-                self.add(parent)
-        node.number = len(self.nodes)
-        self.nodes.append(node)
-        return node
-
     def seen(self, node: Node, value: Any) -> Node:
         """Add the node of a value, which is shown if it is watched."""
         self.add(node)
-        if node.number in self.watch:
-            self.watch[node.number](value)
+        if node.order in self.watch:
+            self.watch[node.order](value)
         return node
 
     def constant(self, value: Any) -> Node:
         if not self.measures:
             return self.add(Node("constant", (), np.shape(value), fixed=True))
         x = np.asarray(value)
-        real = x.dtype.kind in "fiubc" and 0 < x.size <= 1 << 16
-        return self.add(Node("constant", (), x.shape, fixed=True, about=about(x) if real else {}))
+        summarised = has_summary(x.size) and x.dtype.kind in "fiubc"
+        return self.add(Node("constant", (), x.shape, fixed=True, about=summary_of(x) if summarised else {}))
 
-    def all(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
+    def evaluate(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
         """Evaluate a function of parameters and inputs."""
         self.stacks = _stacks(closed.jaxpr, list(self.parameters))
         arguments = []
@@ -202,17 +195,16 @@ class _Walk:
             if not self.measures:
                 outputs.append((self.seen(node, value), value))
                 continue
-            random = str(value.dtype).startswith("key<")
-            if node.fixed and not random:
-                small = 0 < value.size <= 1 << 16 and np.asarray(value).dtype.kind in "fc"
-                node.about |= about(np.asarray(value)) if small else {}
-            elif (node.kind != "view" or is_a(primitive.name, "piece")) and not random:
+            is_key = str(value.dtype).startswith("key<")
+            if keeps_rows(node) and not is_key:
                 node.rows = _rows(value)
+            if node.fixed and not is_key and has_summary(value.size) and np.asarray(value).dtype.kind in "fc":
+                node.about |= summary_of(np.asarray(value))
             if node.kind == "contraction":
                 axes, _ = parameters["dimension_numbers"]
                 node.about["sums"] = [_sums(operand, dims) for operand, dims in zip(values, axes, strict=True)]
-            if node.kind == "view" and not node.fixed and is_a(primitive.name, "move"):
-                node.moved = functools.partial(_again, equation, place)
+            if is_move(node):
+                node.moved = functools.partial(_same_move, equation, place)
             outputs.append((self.seen(node, value), value))
         return outputs
 
@@ -279,7 +271,7 @@ def _stacks(jaxpr: Any, names: list[str]) -> set[str]:
     return stacks
 
 
-def _again(equation: Any, place: int, values: Any) -> Any:
+def _same_move(equation: Any, place: int, values: Any) -> Any:
     """The same move of another array."""
     parameters = dict(equation.params)
     if equation.primitive.name == "convert_element_type":
@@ -289,10 +281,7 @@ def _again(equation: Any, place: int, values: Any) -> Any:
 
 
 def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | None:
-    """The least and largest sum of probabilities over an axis, and how far sums over the other axis are from 1."""
     x = np.asarray(value, np.float32)
-    if x.ndim < 2 or len(axes) != 1 or not x.size or x.min() < 0 or x.max() > 1:
+    if x.ndim < 2 or len(axes) != 1 or not x.size:
         return None
-    sums = x.sum(axes)
-    other_sums = x.sum(x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
-    return float(sums.min()), float(sums.max()), float(np.abs(other_sums - 1).max())
+    return sums_over(x, axes[0], x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)

@@ -46,7 +46,12 @@ def is_function(model: Any) -> bool:
 
 def is_network(given: Any) -> bool:
     """Whether it is a model, a function that makes one, or a function with its parameters; not hidden states."""
-    return callable(given) or (isinstance(given, tuple) and len(given) == 2 and callable(given[0]))
+    return callable(given) or is_pair(given)
+
+
+def is_pair(given: Any) -> bool:
+    """Whether it is a function with its parameters."""
+    return isinstance(given, tuple) and len(given) == 2 and callable(given[0])
 
 
 def is_torch(model: Any) -> bool:
@@ -94,35 +99,27 @@ def argument_names_of(network: Any) -> list[str] | None:
 
 def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
     """A function of a list of arrays and inputs, the arrays by name, and what it is called."""
-    if isinstance(network, tuple) and len(network) == 2 and callable(network[0]):
+    if is_pair(network):
         function, tree = network
-        names, leaves, rebuilt = _arrays(tree)
+        arrays, rebuilt = _arrays(tree)
         name = getattr(function, "__name__", type(function).__name__)
-        return (
-            (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)),
-            dict(zip(names, leaves, strict=True)),
-            name,
-        )
+        return (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)), arrays, name
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
         evaluated = nnx.clone(network)
         evaluated.eval()
         definition, parameters, state = nnx.split(evaluated, nnx.Param, ...)
-        names, leaves, rebuilt = _arrays(parameters)
+        arrays, rebuilt = _arrays(parameters)
         return (
             (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), state)(*args, **kwargs)),
-            dict(zip(names, leaves, strict=True)),
+            arrays,
             type(network).__name__,
         )
     require_model(network)
     equinox = sys.modules.get("equinox")
     evaluated = equinox.nn.inference_mode(network) if equinox and isinstance(network, equinox.Module) else network
-    names, leaves, rebuilt = _arrays(evaluated)
-    return (
-        (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)),
-        dict(zip(names, leaves, strict=True)),
-        type(network).__name__,
-    )
+    arrays, rebuilt = _arrays(evaluated)
+    return (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)), arrays, type(network).__name__
 
 
 def shapes_of(network: Any) -> dict[str, tuple[int, ...]]:
@@ -136,15 +133,13 @@ def require_model(network: Any) -> None:
     """Check that it is a pytree that can be called, or a pair of a function and its parameters."""
     import jax
 
-    if not (isinstance(network, tuple) and len(network) == 2 and callable(network[0])) and not (
-        callable(network) and jax.tree.leaves(network)
-    ):
+    if not is_pair(network) and not (callable(network) and jax.tree.leaves(network)):
         fault = f"got {network!r}" if isinstance(network, int | str | float) else f"got a {type(network).__name__}"
         raise InputError(f"model: a module of PyTorch, Flax or Equinox, or (function, parameters), is needed, {fault}")
 
 
-def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]]:
-    """The arrays of a pytree that are floating-point, their names, and a function that puts others in their places."""
+def _arrays(tree: Any) -> tuple[dict[str, Any], Callable[[list[Any]], Any]]:
+    """The arrays of a pytree that are floating-point by name, and a function that puts others in their places."""
     import jax
 
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -154,7 +149,7 @@ def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]
         if hasattr(leaf, "dtype") and np.issubdtype(leaf.dtype, np.inexact)
     ]
     names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
-    names = [name.removesuffix(".value") for name in names]
+    arrays = {name.removesuffix(".value"): pairs[place][1] for name, place in zip(names, places, strict=True)}
 
     def rebuilt(values: list[Any]) -> Any:
         leaves = [leaf for _, leaf in pairs]
@@ -162,7 +157,7 @@ def _arrays(tree: Any) -> tuple[list[str], list[Any], Callable[[list[Any]], Any]
             leaves[place] = value
         return jax.tree_util.tree_unflatten(structure, leaves)
 
-    return names, [pairs[place][1] for place in places], rebuilt
+    return arrays, rebuilt
 
 
 def _replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
@@ -180,14 +175,14 @@ def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
     """Arrays in the places of others, as "w", or as "w[2]" for a part of a stack that a loop cuts."""
     import jax.numpy as jnp
 
-    names, leaves, rebuilt = _arrays(tree)
-    arrays = {name: np.array(leaf) for name, leaf in zip(names, leaves, strict=True)}
+    leaves, rebuilt = _arrays(tree)
+    arrays = {name: np.array(leaf) for name, leaf in leaves.items()}
     for key, values in new.items():
         name, index = key, ()
         while name not in arrays and (cut := re.fullmatch(r"(.*)\[(\d+)\]", name)):
             name, index = cut[1], (int(cut[2]), *index)
         arrays[name][index] = values.reshape(arrays[name][index].shape)
-    return rebuilt([jnp.asarray(arrays[name], leaf.dtype) for name, leaf in zip(names, leaves, strict=True)])
+    return rebuilt([jnp.asarray(arrays[name], leaf.dtype) for name, leaf in leaves.items()])
 
 
 def _key(part: Any) -> str:

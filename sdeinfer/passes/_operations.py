@@ -74,10 +74,10 @@ def node_of(
         number: the first number among its arguments.
         factors: the factor of each input of a sum.
     """
-    live = tuple(node for node in inputs if not node.fixed)
+    live = live_among(inputs)
     names = names_of(inputs)
     if is_a(name, "random"):
-        return Node("random", live, shape, name, about={"p": number})
+        return Node("random", live, shape, name)
     if not live:
         if is_a(name, "view") and inputs:
             return Node("view", tuple(inputs[:1]), shape, name, names, fixed=True, about=dict(inputs[0].about))
@@ -105,6 +105,11 @@ def node_of(
     return Node("other", live, shape, name, names)
 
 
+def live_among(inputs: list[Node]) -> tuple[Node, ...]:
+    """The inputs that are not fixed."""
+    return tuple(node for node in inputs if not node.fixed)
+
+
 def names_of(inputs: list[Node]) -> tuple[str, ...]:
     """The parameters among the fixed inputs, without repetitions."""
     return tuple(dict.fromkeys(name for node in inputs if node.fixed for name in node.parameters))
@@ -112,7 +117,7 @@ def names_of(inputs: list[Node]) -> tuple[str, ...]:
 
 def multiplied(operation: str, inputs: list[Node], shape: tuple[int, ...], number: float = 1.0) -> Node:
     """A product, or quotient, of activations, entry by entry; or one of activations and a fixed tensor or a number."""
-    live, names = tuple(node for node in inputs if not node.fixed), names_of(inputs)
+    live, names = live_among(inputs), names_of(inputs)
     if len(live) > 1:
         return Node("gate", live, shape, operation, names)
     divides = operation.startswith("div")
@@ -134,7 +139,7 @@ def contracted(left: Node, right: Node, shape: tuple[int, ...], name: str, sizes
         activations = left if parameter is right else right
         about = sizes | {"weight": parameter}
         return Node("product", (activations,), shape, name, parameter.parameters, (scale,), about=about)
-    live = tuple(node for node in (left, right) if not node.fixed)
+    live = live_among([left, right])
     if len(live) < 2:
         return Node("view", live, shape, name)
     return Node("contraction", live, shape, name, (), (scale,), about=sizes)
@@ -147,7 +152,7 @@ def convolved(weight: Node, live: tuple[Node, ...], shape: tuple[int, ...], name
 
 def of_torch(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
     """The node of what an operation of PyTorch returns, by its arguments."""
-    live = tuple(node for node in inputs if not node.fixed)
+    live = live_among(inputs)
     if live and (is_a(name, "product") or "grouped_mm" in name):
         return _matrix(name, kwargs, inputs, shape)
     if live and is_a(name, "convolution"):
@@ -164,7 +169,7 @@ def _convolution(inputs: list[Node], shape: tuple[int, ...], name: str, groups: 
     area, (first, second) = math.prod(weight.shape[2:]), weight.shape[:2]
     out, read = (second * groups, first // groups) if transposed else (first, second)
     sizes = {"fan_in": read * area, "fan_out": out * area, "groups": groups}
-    live = tuple(node for node in inputs if not node.fixed)
+    live = live_among(inputs)
     node = convolved(weight, live, shape, name, sizes)
     node.parameters = names_of(inputs)
     return node
@@ -213,7 +218,7 @@ def _number(values: Any) -> float:
 
 def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
     """The node of what a primitive of JAX returns, by its parameters."""
-    live = tuple(node for node in inputs if not node.fixed)
+    live = live_among(inputs)
     if live and name == "dot_general":
         (left_axes, right_axes), (left_batch, right_batch) = parameters["dimension_numbers"]
         left, right = inputs

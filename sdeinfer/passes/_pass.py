@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.passes._inputs import Inputs, argument_names, as_tensor, bound, candidates, needed
+from sdeinfer.passes._inputs import Inputs, argument_names, as_tensor, bound, candidates, required_arguments
 from sdeinfer.passes._models import argument_names_of, is_torch, require_model
 from sdeinfer.passes._record import Record, Watch
 
@@ -46,7 +46,7 @@ def first_pass(network: Any, inputs: Any) -> tuple[Record, Inputs]:
             raise
         except Exception as error:
             errors.append(_line(error))
-    names = ", ".join(needed(network)) or "its argument"
+    names = ", ".join(required_arguments(network)) or "its argument"
     reason = f" ({errors[0]})" if errors else ""
     raise InputError(f"inputs: needed for {name}: {names}, as a dict of keyword arguments{reason}")
 

@@ -57,7 +57,7 @@ class Passes:
                 network.
         """
         if self._first is not None:
-            return self._again(network, *self._first, look)
+            return self._show_again(network, *self._first, look)
         record, given = first_pass(network, self.inputs)
         for _ in range(2):
             account = account_of(Graph(record))
@@ -69,7 +69,7 @@ class Passes:
             record = again  # a first pass may make what later ones keep
         raise InputError(f"model: {record.name} computes other things in each pass")
 
-    def _again[T: Seen](
+    def _show_again[T: Seen](
         self,
         network: Any,
         account: Account,

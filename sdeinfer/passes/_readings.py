@@ -74,10 +74,10 @@ class BranchNorms:
     readers: tuple[Reading, ...]
     after_sum: bool
     of_branch: bool
-    back: int = -1
+    back: int
 
     @property
-    def before(self) -> bool | None:
+    def reads_normed(self) -> bool | None:
         """Whether all matrices that read the stream read a norm of it; None if none was seen."""
         start = self.link.skip.origin
         return all(reader.normed and reader.origin is not start for reader in self.readers) if self.readers else None
@@ -161,7 +161,7 @@ def norms_of(account: Account, readings: list[Reading]) -> list[BranchNorms]:
     graph, norms = account.graph, []
     for chain in account.streams:
         for place, link in enumerate(chain):
-            bits = graph.between(link.branch.origin, link.skip.origin)
+            bits = link.inside(graph)
             reads = [reading for reading in readings if bits >> reading.product.number & 1]
             states = {state.skip.origin.number: state for state in chain[: place + 1]}
             read = {number for reading in reads for number in (reading.origin.number, reading.read.number)} & {*states}

@@ -16,7 +16,7 @@ SAMPLED_ENTRIES = 1 << 16
 """Entries of a parameter from which its law is estimated, evenly spread; σ then has an error of .3 %."""
 
 type Watch = Mapping[int, Callable[[Any], None]]
-"""Functions that take the tensors or arrays of some nodes, by the order of these."""
+"""For each watched node, by its order, the function that takes its value."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -32,23 +32,20 @@ class Node:
     fixed: bool = False  # whether it follows from parameters, buffers and constants alone
     rows: np.ndarray | None = None
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
-    number: int = -1
-    order: int = -1  # its place among all nodes of the pass, also those that are left out
+    number: int = -1  # its place in the record, which leaves some nodes out
+    order: int = -1  # its place among all nodes of the pass; −1 before it has one
     moved: Callable[[Any], Any] | None = None  # the same move as that of a view, for other numbers
     others: tuple["Node", ...] = ()  # tensors it follows from beside its inputs: weights, indices, conditions
+
+    @property
+    def is_sum_of_two(self) -> bool:
+        """Whether it is the sum of two tensors that follow from the input."""
+        return self.kind == "sum" and len(self.inputs) == 2 and not self.fixed
 
     @property
     def square(self) -> float:
         """Mean square of all entries."""
         return float("nan") if self.rows is None or not self.rows.size else float(self.rows.mean())
-
-
-def about(values: np.ndarray) -> dict[str, Any]:
-    """Mean, standard deviation and root mean square of a fixed array, and whether all its entries are equal."""
-    x = np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):  # masks are infinite
-        mean, sd = float(x.mean()), float(x.std())
-    return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,8 +59,13 @@ class StoredTensor:
     dtype: str = "float32"
 
     def entries(self) -> np.ndarray:
-        """At most `SAMPLED_ENTRIES` entries; the step is odd, so that it meets all columns."""
-        return self.read(slice(None, None, 1 if self.size <= SAMPLED_ENTRIES else -(-self.size // SAMPLED_ENTRIES) | 1))
+        """At most `SAMPLED_ENTRIES` entries, evenly spread."""
+        return self.read(slice(None, None, self.step))
+
+    @property
+    def step(self) -> int:
+        """From one of the `entries` to the next; odd, so that they are of all columns."""
+        return 1 if self.size <= SAMPLED_ENTRIES else -(-self.size // SAMPLED_ENTRIES) | 1
 
     @property
     def size(self) -> int:
@@ -98,8 +100,6 @@ class Record:
 
     def __post_init__(self) -> None:
         self.length = len(self.nodes)
-        for order, node in enumerate(self.nodes):
-            node.order = order
         used, stack = set(), [*self.outputs]
         while stack:
             node = stack.pop()

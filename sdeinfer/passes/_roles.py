@@ -5,31 +5,34 @@ import dataclasses
 import numpy as np
 
 from sdeinfer.passes._account import Account, Matrix, columns_of, places_of, places_of_bias
-from sdeinfer.passes._attention import Logits, attention_of, logits_of
+from sdeinfer.passes._attention import Logits, attention_of, score_product_of
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link, kind_of, streams_of
+from sdeinfer.passes._stream import Link, kind_of, layers_of, streams_of, width_of
+
+LARGEST_ROUTER = 512
+"""Number of outputs up to which a product that choices follow from is a router: one a choice of experts."""
 
 type Roles = dict[int, dict[str, np.ndarray | None]]
 """Roles of each product, with the outputs that have them; None where these are not known."""
 
 
 def account_of(graph: Graph) -> Account:
-    """The books of a record."""
+    """The account of a record."""
     record = graph.record
     streams = streams_of(graph)
     uses: dict[str, list[Node]] = {}
     for node in record.nodes:
-        if node.kind in (*PRODUCTS, "embedding"):
-            uses.setdefault(node.parameters[0] if node.parameters else "", []).append(node)
+        if node.kind in (*PRODUCTS, "embedding") and node.parameters:
+            uses.setdefault(node.parameters[0], []).append(node)
     roles: Roles = {}
     places: dict[int, tuple[int, int]] = {}
     logits: list[Logits] = []
-    writers: dict[str, list[tuple[Link, Source]]] = {}
+    writers: dict[str, list[Source]] = {}
     for chain in streams:
         for link in chain:
-            bits = graph.between(link.branch.origin, link.skip.origin)
+            bits = link.inside(graph)
             # Values of another stream, as that of an encoder, are no part of a branch.
             for stream in streams:
                 if stream is not chain and bits >> stream[-1].sum.number & 1:
@@ -37,7 +40,7 @@ def account_of(graph: Graph) -> Account:
             nodes = list(graph.nodes(bits))
             for source in link.writers:
                 if source.node.parameters:
-                    writers.setdefault(source.node.parameters[0], []).append((link, source))
+                    writers.setdefault(source.node.parameters[0], []).append(source)
             logits += _branch(graph, link, nodes, roles)
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
@@ -60,10 +63,10 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
     softmaxes = [node for node in nodes if node.kind == "softmax"]
     # Indices that a router chooses are no part of the branch's values, so that all of the record is looked through.
     routes = [node for node in graph.record.nodes if not node.fixed and is_a(node.operation, "choice")]
-    routes += [node for node in softmaxes if logits_of(graph, node) is None]
+    routes += [node for node in softmaxes if score_product_of(graph, node) is None]
     kinds = {}
     for node in softmaxes:
-        if (pair := logits_of(graph, node)) is not None:
+        if (pair := score_product_of(graph, node)) is not None:
             give(pair[0].inputs[0], "query")
             give(pair[0].inputs[1], "key")
             logits, values = attention_of(graph, node, pair, link.layer, nodes)
@@ -78,7 +81,7 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
                 roles[source.node.number] = {f"{kinds[source.node.number]} output": None}
     mixer = link.kind == "mixer"
     for node in nodes:
-        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= 512:
+        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= LARGEST_ROUTER:
             if any(graph.has(route, node) and not graph.depends(route, node) for route in routes):
                 roles[node.number] = {"router": None}
     for node in nodes:
@@ -147,8 +150,7 @@ class _Matrices:
 
     def __init__(self, graph: Graph, streams: list[list[Link]], roles: Roles, places: dict[int, tuple[int, int]]):
         self.graph, self.roles, self.places = graph, roles, places
-        self.width = max(streams, key=len)[0].sum.shape[-1] if streams else 0
-        self.layers = max((chain[-1].layer + 1 for chain in streams), default=0)
+        self.width, self.layers = width_of(streams), layers_of(streams)
         self.inside = sum(1 << number for number in places)
         self.matrices: dict[str, list[Matrix]] = {}
         self.gains: dict[str, list[tuple[float, float]]] = {}

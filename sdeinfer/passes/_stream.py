@@ -6,7 +6,7 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 from collections.abc import Iterable
 
-from sdeinfer.passes._attention import logits_of
+from sdeinfer.passes._attention import score_product_of
 from sdeinfer.passes._graph import Graph, Source, Term
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
@@ -16,7 +16,9 @@ from sdeinfer.passes._record import Node
 class Link:
     """A sum of the stream, X′ = αX + Σ_b c_b y_b: the stream before it, what is added, and the products of that.
 
-    `again` says what is added twice, in words: the stream before it, or before the sum before it, or what was added.
+    `before` is the sum before it in its stream, and `normed` whether that reaches it through a norm alone, as where the
+    norm follows the sum. `again` says what is added twice, in words: the stream before it, or before the sum before
+    it, or what was added.
     """
 
     sum: Node
@@ -42,6 +44,10 @@ class Link:
             link = link.before
         return link
 
+    def inside(self, graph: Graph) -> int:
+        """The nodes between the stream and what is added, as a set of bits."""
+        return graph.between(self.branch.origin, self.skip.origin)
+
 
 def streams_of(graph: Graph) -> list[list[Link]]:
     """The streams of a network, as of an encoder and a decoder, longest first; sums inside of branches are left out."""
@@ -49,7 +55,7 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     by_sum: dict[int, Link] = {}
     added: dict[int, list[Link]] = {}  # states of the streams that are added to later ones
     for node in graph.record.nodes:
-        if node.kind == "sum" and len(node.inputs) == 2 and not node.fixed:
+        if node.is_sum_of_two:
             left, right = (graph.term(side).origin for side in node.inputs)
             for late, early in ((left, right), (right, left)):
                 if (link := by_sum.get(late.number)) is not None and _has(graph, link, early, by_sum):
@@ -84,6 +90,16 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     for chain in streams:
         _number(graph, chain)
     return sorted(streams, key=lambda chain: chain[0].sum.number)
+
+
+def layers_of(streams: list[list[Link]]) -> int:
+    """L, that of the longer one of an encoder and a decoder."""
+    return max((chain[-1].layer + 1 for chain in streams), default=0)
+
+
+def width_of(streams: list[list[Link]]) -> int:
+    """The width n of the longest stream."""
+    return max(streams, key=len)[0].sum.shape[-1] if streams else 0
 
 
 def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
@@ -144,18 +160,16 @@ def _number(graph: Graph, chain: list[Link]) -> None:
         for place, link in enumerate(chain):
             link.layer = place // period
         return
-    layer, seen = 0, set()
+    layer = 0
     plain = "mlp" not in " ".join(kinds)
     for link in chain:
-        ends = "mlp" in link.kind or plain
         link.layer = layer
-        seen.add(link.kind)
-        if ends:
-            layer, seen = layer + 1, set()
+        if "mlp" in link.kind or plain:
+            layer += 1
 
 
 def _kind(graph: Graph, link: Link) -> str:
-    bits = graph.between(link.branch.origin, link.skip.origin)
+    bits = link.inside(graph)
     kinds = set()
     for source in link.writers:
         inside = graph.reach[source.node.number] & bits
@@ -167,7 +181,7 @@ def kind_of(graph: Graph, nodes: Iterable[Node]) -> str:
     """The kind of a branch of these nodes: "attention", "mixer" or "mlp"."""
     kind = "mlp"
     for node in nodes:
-        if node.kind == "softmax" and logits_of(graph, node) is not None:
+        if node.kind == "softmax" and score_product_of(graph, node) is not None:
             return "attention"
         if node.kind == "contraction" or (node.kind == "convolution" and node.about.get("groups", 1) > 1):
             kind = "mixer"

@@ -6,14 +6,13 @@ Tests: `tests/observation/test_networks.py`.
 import dataclasses
 import fnmatch
 import functools
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sdeinfer._files import InputError
-from sdeinfer.passes._account import Account, Matrix
+from sdeinfer.passes._account import Account, Matrix, common_beginning
 from sdeinfer.passes._attention import softmaxes_in
 from sdeinfer.passes._graph import PRODUCTS, Source
 from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
@@ -141,7 +140,7 @@ def _stream_of(account: Account, names: str | None = None) -> list[Link]:
     if len(streams) == 1:
         return streams[0]
     if streams:
-        known = ", ".join(sorted({f"{common(_names_in(chain))}.*" for chain in streams}))
+        known = ", ".join(sorted({f"{common_beginning(_names_in(chain))}.*" for chain in streams}))
         raise InputError(f"stream: the model has {len(streams)} residual streams: name one, as by {known}")
     condition = "" if names is None else f" with parameters {names!r}"
     raise InputError(f"stream: the model has no residual stream{condition}")
@@ -149,12 +148,6 @@ def _stream_of(account: Account, names: str | None = None) -> list[Link]:
 
 def _names_in(chain: Iterable[Link]) -> list[str]:
     return [name for link in chain for source in link.writers for name in source.node.parameters]
-
-
-def common(names: Iterable[str]) -> str:
-    """The common beginning of dotted names, without their last parts."""
-    parts = [name.split(".")[:-1] for name in names]
-    return ".".join(column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, zip(*parts, strict=False)))
 
 
 def branches_of(account: Account, stream: str | None = None) -> list[Branch]:
@@ -184,7 +177,7 @@ def _summands(account: Account, link: Link) -> list[tuple[Node, float]]:
         node, factor = stack.pop()
         term = account.graph.term(node)
         total = term.origin
-        if total.kind == "sum" and len(total.inputs) == 2 and not total.fixed:
+        if total.is_sum_of_two:
             stack += [(side, factor * term.factor * c) for side, c in zip(total.inputs, total.factors, strict=True)]
         else:
             summands.append((node, factor))
@@ -231,7 +224,7 @@ def _branch(
         kind=kind,
         place=place,
         beside=beside,
-        name=common(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
+        name=common_beginning(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
         readings=readers,
         summand=summand,
         adds=summand if norm is None else norm.inputs[0],

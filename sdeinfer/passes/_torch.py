@@ -14,21 +14,23 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
+from sdeinfer.passes._inputs import Inputs
 from sdeinfer.passes._models import named
-from sdeinfer.passes._operations import is_a, of_torch
-from sdeinfer.passes._record import SAMPLED_ENTRIES, Node, Record, StoredTensor, Watch, about
+from sdeinfer.passes._operations import of_torch
+from sdeinfer.passes._record import SAMPLED_ENTRIES, Node, Record, StoredTensor, Watch
+from sdeinfer.passes._recorder import Recorder, has_summary, is_move, is_vector, keeps_rows, summary_of, sums_over
 
 ONE_THREAD_PARAMETERS = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
 
 
-def record_of(module: Any, inputs: tuple[tuple, Mapping[str, Any]], watch: Watch | None = None) -> Record:
+def record_of(module: Any, inputs: Inputs, watch: Watch | None = None) -> Record:
     """Run a module once, without gradients and in evaluation mode; it is left as it was.
 
     Arguments:
         module: the module.
         inputs: its positional and its keyword arguments.
-        watch: functions that take the tensors of nodes, by the order of these.
+        watch: for each watched node, by its order, the function that takes its tensor.
     """
     torch = sys.modules["torch"]
     parameters = named(module.named_parameters(remove_duplicate=False))
@@ -125,9 +127,9 @@ def _rows(tensor: Any) -> np.ndarray | None:
     return norm.double().cpu().numpy().ravel() ** 2 / tensor.shape[-1]
 
 
-def _about(tensor: Any) -> dict[str, Any]:
+def _summary(tensor: Any) -> dict[str, Any]:
     tensor = tensor.detach()
-    return about((tensor if tensor.is_complex() else tensor.double()).cpu().numpy())
+    return summary_of((tensor if tensor.is_complex() else tensor.double()).cpu().numpy())
 
 
 @functools.cache
@@ -148,12 +150,11 @@ def _tap_class() -> type:
     return Tap
 
 
-class _Notes:
+class _Notes(Recorder):
     """Nodes of the tensors of a pass, for as long as these live."""
 
     def __init__(self, parameters: dict[str, Any], buffers: dict[str, Any], watch: Watch):
-        self.nodes: list[Node] = []
-        self.watch = watch
+        super().__init__(watch)
         self.known: dict[int, tuple[Any, Node]] = {}
         self.in_memory: dict[int, list[int]] = {}
         self.storages: dict[int, tuple[str, str]] = {}
@@ -164,17 +165,15 @@ class _Notes:
                 self.know(tensor, self._fixed(tensor, kind, name))
 
     def _fixed(self, tensor: Any, kind: str, name: str) -> Node:
-        vector = kind != "parameter" or tensor.numel() in (1, max(tensor.shape, default=1))
-        small = vector and 0 < tensor.numel() <= SAMPLED_ENTRIES
-        names = (name,) if kind == "parameter" else ()
-        return Node(kind, (), tuple(tensor.shape), name, names, fixed=True, about=_about(tensor) if small else {})
+        shape, names = tuple(tensor.shape), (name,) if kind == "parameter" else ()
+        summarised = has_summary(tensor.numel()) and (kind != "parameter" or is_vector(shape))
+        return Node(kind, (), shape, name, names, fixed=True, about=_summary(tensor) if summarised else {})
 
     def know(self, tensor: Any, node: Node) -> Node:
-        if node.number < 0:
-            node.number = len(self.nodes)
-            self.nodes.append(node)
-            if node.number in self.watch:
-                self.watch[node.number](tensor.detach().clone())  # modules change tensors in place
+        if node.order < 0:
+            self.add(node)
+            if node.order in self.watch:
+                self.watch[node.order](tensor.detach().clone())  # modules change tensors in place
         self.known[id(tensor)] = weakref.ref(tensor), node
         self.in_memory.setdefault(_memory(tensor), []).append(id(tensor))
         return node
@@ -200,14 +199,10 @@ class _Notes:
         if not in_place and any(first is operand for operand in tensors):
             return
         node = of_torch(name, args, kwargs, inputs, tuple(first.shape))
-        for parent in node.inputs:
-            if parent.number < 0:  # an operation that does two steps
-                parent.number = len(self.nodes)
-                self.nodes.append(parent)
         node.others = tuple(argument for argument in inputs if argument not in node.inputs)
         self._measure(node, first, tensors)
         self.know(first, node)
-        moves = is_a(name, "move") and node.kind == "view" and not node.fixed and not in_place and len(tensors) == 1
+        moves = is_move(node) and not in_place and len(tensors) == 1
         for place, output in enumerate(outputs):  # pieces of one tensor, or statistics
             piece = node
             if place:
@@ -217,17 +212,17 @@ class _Notes:
                 piece.rows = None if node.rows is None else _rows(output)
                 self.know(output, piece)
             if moves:
-                piece.moved = _again(operation, args, kwargs, place)
+                piece.moved = _same_move(operation, args, kwargs, place)
         if in_place:
             self._written(first, node)
 
     def _measure(self, node: Node, tensor: Any, tensors: list[Any]) -> None:
-        if not node.fixed:
-            node.rows = _rows(tensor) if node.kind != "view" or is_a(node.operation, "piece") else None
-            if node.kind == "contraction" and len(tensors) == 2:
-                node.about["sums"] = [_sums(operand, axis) for operand, axis in zip(tensors, (-1, -2), strict=True)]
-        elif 0 < tensor.numel() <= SAMPLED_ENTRIES and tensor.is_floating_point():
-            node.about |= _about(tensor)
+        if keeps_rows(node):
+            node.rows = _rows(tensor)
+        if node.kind == "contraction" and len(tensors) == 2:
+            node.about["sums"] = [_sums(operand, axis) for operand, axis in zip(tensors, (-1, -2), strict=True)]
+        if node.fixed and has_summary(tensor.numel()) and tensor.is_floating_point():
+            node.about |= _summary(tensor)
 
     def _written(self, tensor: Any, node: Node) -> None:
         """Tell the other tensors of this memory, of which it may be a view, that it was written to."""
@@ -248,7 +243,7 @@ def _memory(tensor: Any) -> int:
     return tensor.untyped_storage().data_ptr() if str(tensor.layout) == "torch.strided" else 0
 
 
-def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> Callable[[Any], Any]:
+def _same_move(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> Callable[[Any], Any]:
     """The same move of another tensor, without the tensor."""
     torch = sys.modules["torch"]
     if not (args and torch.is_tensor(args[0])):
@@ -262,8 +257,6 @@ def _again(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) -> C
 
 
 def _sums(tensor: Any, axis: int) -> tuple[float, float, float] | None:
-    """The least and largest sum of probabilities over an axis, and how far sums over the other axis are from 1."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel() or tensor.min() < 0 or tensor.max() > 1:
+    if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
         return None
-    low, high = tensor.sum(axis).aminmax()
-    return float(low), float(high), float((tensor.sum(-3 - axis) - 1).abs().max())
+    return sums_over(tensor, axis, -3 - axis)

@@ -227,12 +227,17 @@ def copied(parameters):
     return parameters | {"up": parameters["up"].at[2].set(parameters["up"][0])}
 
 
+def divided(parameters):
+    return parameters | {"down": parameters["down"] / (2 * LAYERS)}
+
+
 def wider(parameters):
     return parameters | {"v": parameters["v"].at[1].multiply(1.3)}
 
 
 CHANGES = {
     "depth": ({"last": 1.0}, "√(2L) = 2.45: the factor 1/√(2L) of the attention output matrices is missing"),
+    "opposite": ({"last": 1.0, "change": divided}, "matrices is missing; σ of mlp output is 0.408 ± 0.002 times the"),
     "factor": ({"factor": 0.3}, "is multiplied by 0.3, declared 1"),
     "logits": ({"scale": 1.0}, "1/√d_k is missing"),
     "norm": ({"inverse": True}, "a norm multiplies by what it should divide by"),

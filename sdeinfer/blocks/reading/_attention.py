@@ -12,7 +12,7 @@ from sdeinfer.blocks.reading._gains import gain_of
 from sdeinfer.blocks.reading._pass_values import float_array, with_bias
 from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of_mask, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
-from sdeinfer.passes._attention import Logits, attended, attention_of, logits_of, softmaxes_in
+from sdeinfer.passes._attention import Logits, attended, attention_of, score_product_of, softmaxes_in
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
@@ -43,7 +43,7 @@ def heads_of(account: Account, facts: BranchFacts) -> Heads:
     if len(softmaxes) != 1:
         raise InputError(f"model: {branch.where}: has {len(softmaxes)} softmaxes of queries and keys")
     (softmax,) = softmaxes
-    pair = logits_of(graph, softmax)
+    pair = score_product_of(graph, softmax)
     assert pair is not None
     logits, _ = attention_of(graph, softmax, pair, branch.link.layer, branch.nodes)
     if logits.normed and not logits.both:

@@ -102,7 +102,7 @@ def _require_one_matrix_a_role(facts: BranchFacts) -> None:
 
 def _place_of_norm(branch: Branch, *, last: bool) -> Position:
     """Before the branch ("pre"), after the sum ("post"), or None without a norm."""
-    before = bool(branch.norms.before)
+    before = bool(branch.norms.reads_normed)
     # The norm after the last sum may be that of the whole network.
     after = branch.norms.after_sum and not (last and branch.place and not branch.link.normed)
     if before and (branch.link.normed or (after and not last)):

@@ -174,7 +174,7 @@ def _common_norm(norms: list[set[str]], where: str) -> Any:
 
 def _gain_of_norm(branch: Branch) -> float:
     factor = branch.readings[0].factor
-    return factor if math.isfinite(factor) and branch.norms.before else 1.0
+    return factor if math.isfinite(factor) and branch.norms.reads_normed else 1.0
 
 
 def _units(branch: Branch, role: str) -> int:

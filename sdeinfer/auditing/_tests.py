@@ -169,7 +169,7 @@ def _of_group(group: str, rows: list[Row], z: float) -> Iterator[Test]:
     for row in rows:
         if not row.declared or row.matrix.role in ("norm", "norm bias"):
             continue  # a glob of matrices may also match gains
-        if row.law.sd > 0 or row.law.size == 1:
+        if row.law.sd > 0 or (row.law.size == 1 and row.ratio > 0):
             drawn.append(row)
         else:
             says = f"{row.matrix.role} {row.matrix.name} is {value_in_words(row.law)}, where entries are drawn"

@@ -57,3 +57,16 @@ def test_the_error_of_a_ratio_has_both_errors():
     law = Law(800, 800, 0.0, 1.1, 0.0, 3.0, "normal")
     row = Row(matrix, law, Declared(0.0, 1.0, "normal", error=0.04))
     assert row.error == pytest.approx(math.sqrt(1 / 1600 + 0.04**2))
+
+
+def test_a_scalar_of_0_is_not_drawn():
+    """It has no logarithm of a ratio."""
+    X = np.random.default_rng(0).standard_normal((8, 16))
+    parameters = {"W": 0.02 * np.random.default_rng(1).standard_normal((16, 16)), "scale": np.zeros(())}
+    audited = si.audit(
+        (lambda parameters, x: x + x @ parameters["W"] * (1 + parameters["scale"]), parameters),
+        X,
+        recipe={"W": 0.02, "scale": 0.02},
+    )
+    assert not audited.passed
+    assert "scale is 0, where entries are drawn" in audited.verdict

@@ -108,7 +108,12 @@ def weight_sample(
 
     def draw(group: Statistics, tangent: Any) -> Sample:
         observe_every = 1 if any(statistic.every_step for statistic in group) else depth
-        sizes = {"width": width, "depth": depth, "networks": networks, "observe_every": observe_every}
+        sizes: dict[str, Any] = {
+            "width": width,
+            "depth": depth,
+            "networks": networks,
+            "observe_every": observe_every,
+        }
         if tangent is None:
             data = sample_networks(layer, V0, method="weights", key=key, **sizes)
             V, D = data["covariance"].values[:, 1:], None

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import platformdirs
 
-LARGEST = 2**26
+CACHE_BYTES = 2**26
 """Largest size in bytes of the cache after a start; hundreds of programs take 3 MB. JAX's own bound looks at every file
 before each write, and waits for a lock on every read."""
 
@@ -70,9 +70,9 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove the least recently used programs beyond `LARGEST`."""
+    """Remove the least recently used programs beyond `CACHE_BYTES`."""
     files, size = [(file, file.stat()) for file in folder.iterdir()], 0
     for file, status in sorted(files, key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True):
         size += status.st_size
-        if size > LARGEST:
+        if size > CACHE_BYTES:
             file.unlink(missing_ok=True)

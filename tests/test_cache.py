@@ -105,7 +105,7 @@ def test_folders_that_cannot_be_used_are_left_alone(home, monkeypatch):
 
 
 def test_a_start_leaves_the_programs_used_last(home, monkeypatch):
-    monkeypatch.setattr(_cache, "LARGEST", 10_000)
+    monkeypatch.setattr(_cache, "CACHE_BYTES", 10_000)
     folder = si.use_compilation_cache()
     assert folder is not None
     for age in range(10):

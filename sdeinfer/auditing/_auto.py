@@ -17,14 +17,14 @@ from scipy.stats import truncnorm
 
 from sdeinfer.auditing._law import law_of
 from sdeinfer.auditing._recipe import Declared, Recipe, nothing
-from sdeinfer.auditing._recipes import SD, normal
+from sdeinfer.auditing._recipes import GPT2_SD, normal
 from sdeinfer.passes._account import Matrix
 from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._inputs import text_part
 from sdeinfer.passes._models import named
 from sdeinfer.passes._record import StoredTensor
 
-LARGEST = 200_000_000
+TWIN_PARAMETERS = 200_000_000
 """Number of parameters up to which twins get memory; of larger models only calls of initialisers are read."""
 
 
@@ -35,7 +35,7 @@ def automatic(model: Any) -> Recipe | None:
     if config is None or not isinstance(kind, str):
         return None
     text, by_name = text_part(config), declared_by(model)
-    base = normal(configured_sd(model) or SD)
+    base = normal(configured_sd(model) or GPT2_SD)
     scale = None if by_name else _number(config, "layerscale_value", "layer_scale_init_value")
 
     def gain(matrix: Matrix) -> float | None:
@@ -68,8 +68,8 @@ def configured_sd(model: Any) -> float | None:
         return None
     for name in ("initializer_range", "init_std", "initializer_factor"):
         if hasattr(config, name):
-            return float(getattr(config, name) or SD)
-    return float(getattr(text_part(config), "initializer_range", SD) or SD)
+            return float(getattr(config, name) or GPT2_SD)
+    return float(getattr(text_part(config), "initializer_range", GPT2_SD) or GPT2_SD)
 
 
 def _number(config: Any, *names: str) -> float | None:
@@ -137,7 +137,7 @@ def declared_by(model: Any) -> dict[str, Declared]:
     if init is None:
         return {}
     tensors = named(model.named_parameters(remove_duplicate=False))
-    small = sum(tensor.numel() for tensor in tensors.values()) <= LARGEST
+    small = sum(tensor.numel() for tensor in tensors.values()) <= TWIN_PARAMETERS
     calls: dict[int, Declared | None] = {}
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if small else "meta"), _recorded(init, calls):

@@ -19,7 +19,7 @@ from sdeinfer.passes._record import Node, Record
 from sdeinfer.passes._roles import account_of
 from sdeinfer.passes._stream import Link, streams_of
 
-ROUNDING = 3e-6
+PASS_ROUNDING = 3e-6
 """Relative difference of a row's mean square up to which two passes differ by rounding."""
 
 
@@ -146,7 +146,7 @@ def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray |
     a, b = (None if node is None else node.rows for node in (state, second))
     if state is None or a is None or b is None or a.shape != b.shape or not np.isfinite(a).all() or a.size % items:
         return None
-    differ = np.abs(a - b) > ROUNDING * (np.abs(a) + np.abs(b)) / 2 + 1e-30
+    differ = np.abs(a - b) > PASS_ROUNDING * (np.abs(a) + np.abs(b)) / 2 + 1e-30
     tokens_first = state.shape[0] != items and state.shape[1:2] == (items,)
     return differ.reshape(-1, items).T if tokens_first else differ.reshape(items, -1)
 

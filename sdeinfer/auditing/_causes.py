@@ -14,7 +14,7 @@ from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Row, Test, pooled_ratio
 from sdeinfer.passes._attention import Logits
 
-NEAR = 0.03
+RATIO_WIDTH = 0.03
 """A ratio is explained by one within so much of its logarithm, and within four of its standard deviations."""
 
 
@@ -33,7 +33,7 @@ def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
 def cause_of(rows: list[Row], recipe: Recipe) -> str:
     """The first mistake that explains a ratio in all tensors of a role."""
     _, error = pooled_ratio(rows)
-    near = min(max(4 * error, 0.01), NEAR)
+    near = min(max(4 * error, 0.01), RATIO_WIDTH)
     ratios, errors = (np.array([getattr(row, name) for row in rows]) for name in ("ratio", "error"))
     for symbol, factor, says in _candidates(rows, recipe):
         expected = np.broadcast_to(factor, ratios.shape)
@@ -116,9 +116,9 @@ def _swapped(test: Test, failed: list[Test], by_name: dict[str, Row]) -> str:
             continue
         ratio = partner_row.declared / row.declared
         if (
-            abs(math.log(ratio)) > 2 * NEAR
-            and abs(math.log(test.ratio / ratio)) < NEAR
-            and abs(math.log(partner.ratio * ratio)) < NEAR
+            abs(math.log(ratio)) > 2 * RATIO_WIDTH
+            and abs(math.log(test.ratio / ratio)) < RATIO_WIDTH
+            and abs(math.log(partner.ratio * ratio)) < RATIO_WIDTH
         ):
             first, second = sorted((test.what, partner.what))
             return f"the standard deviations of {first} and {second} are swapped"

@@ -16,7 +16,7 @@ from sdeinfer.auditing._tests import Test, critical, differs, failed, pattern_of
 from sdeinfer.passes._account import Account, columns_of
 from sdeinfer.passes._graph import Source
 from sdeinfer.passes._operations import is_a
-from sdeinfer.passes._readings import ALIKE, Reading
+from sdeinfer.passes._readings import LOG_SD_TOLERANCE, Reading
 from sdeinfer.passes._record import Node
 
 FAILS = {
@@ -155,7 +155,7 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
         if len(known) == len(names):
             away = np.log([factors[name].factor for name in names])
             away -= np.median(away)
-            most = 2 * ALIKE - math.log(min(factors[name].least for name in names))
+            most = 2 * LOG_SD_TOLERANCE - math.log(min(factors[name].least for name in names))
             odd = np.flatnonzero(np.abs(away) > most).tolist()
             if 0 < len(odd) <= len(names) // 4:
                 ratio = math.exp(away[odd[0]])

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import stats
 
-from sdeinfer.passes._record import MOST, StoredTensor
+from sdeinfer.passes._record import SAMPLED_ENTRIES, StoredTensor
 
-SHARED = 4096
+COMPARED_ENTRIES = 4096
 """Entries at each end of a tensor that are compared with those of others."""
 
-FAR = 12.0
+OUTLIER_SDS = 12.0
 """Robust standard deviations beyond which an entry is an outlier: of 10⁹ normal ones the largest has 6.1."""
 
 
@@ -85,9 +85,9 @@ def _without_outliers(x: np.ndarray, parameter: StoredTensor) -> tuple[np.ndarra
     spread = float(np.median(np.abs(x - middle))) / stats.norm.ppf(0.75)
     if len(x) < 64 or not spread:
         return x, 0.0
-    near = np.abs(x - middle) < FAR * spread
+    near = np.abs(x - middle) < OUTLIER_SDS * spread
     farthest = max(abs(parameter.least - middle), abs(parameter.largest - middle)) / spread
-    return (x[near], farthest) if farthest > FAR and near.mean() > 0.99 else (x, 0.0)
+    return (x[near], farthest) if farthest > OUTLIER_SDS and near.mean() > 0.99 else (x, 0.0)
 
 
 def _name(z: np.ndarray, kurtosis: float, largest: float) -> tuple[str, float]:
@@ -148,7 +148,7 @@ def copies(parameters: Mapping[str, StoredTensor], laws: Mapping[str, Law]) -> l
         if law.seen >= 64 and law.name not in ("constant", "zeros", "not finite") and math.isfinite(law.kurtosis)
     ]
     pairs: dict[str, tuple[str, str, float]] = {}
-    for part in (slice(0, SHARED), slice(-SHARED, None)) if len(names) > 1 else ():
+    for part in (slice(0, COMPARED_ENTRIES), slice(-COMPARED_ENTRIES, None)) if len(names) > 1 else ():
         Z, counts = _standardised({name: parameters[name].read(part) for name in names}, laws)
         shared = np.minimum(counts[:, None], counts)
         correlations = (Z @ Z.T) / shared
@@ -158,7 +158,9 @@ def copies(parameters: Mapping[str, StoredTensor], laws: Mapping[str, Law]) -> l
             if abs(correlations[i, j]) > 0.05 or shared[i, j] > 2048:
                 pairs.setdefault(names[j], (names[i], names[j], float(np.clip(correlations[i, j], -1, 1))))
     # Moments do not know the order of entries.
-    moments = sorted((laws[n].seen, laws[n].kurtosis, laws[n].largest, n) for n in names if 256 <= laws[n].seen < MOST)
+    moments = sorted(
+        (laws[n].seen, laws[n].kurtosis, laws[n].largest, n) for n in names if 256 <= laws[n].seen < SAMPLED_ENTRIES
+    )
     for earlier, later in itertools.pairwise(moments):
         if earlier[0] == later[0] and np.allclose(earlier[1:3], later[1:3], rtol=2e-6, atol=0.0):
             first, second = sorted((earlier[3], later[3]), key=names.index)
@@ -167,7 +169,7 @@ def copies(parameters: Mapping[str, StoredTensor], laws: Mapping[str, Law]) -> l
 
 
 def _standardised(entries: Mapping[str, np.ndarray], laws: Mapping[str, Law]) -> tuple[np.ndarray, np.ndarray]:
-    Z, counts = np.zeros((len(entries), SHARED), np.float32), np.zeros(len(entries))
+    Z, counts = np.zeros((len(entries), COMPARED_ENTRIES), np.float32), np.zeros(len(entries))
     for place, (name, x) in enumerate(entries.items()):
         z = np.clip((x - laws[name].mean) / (laws[name].sd or 1.0), -4, 4)  # one entry is not a correlation
         Z[place, : len(x)] = (z - z.mean()) / (z.std() or 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sdeinfer.auditing._books import ROUNDING, Books
+from sdeinfer.auditing._books import PASS_ROUNDING, Books
 from sdeinfer.auditing._recipe import Declared, Recipe, nothing
 from sdeinfer.auditing._tests import Test, failed
 from sdeinfer.passes._account import Account, Matrix
@@ -49,7 +49,7 @@ def other_outputs(like: Any, books: Books, peer: Books) -> list[Test]:
         return [Test("untested", "outputs", None, "outputs with the same weights: no stream was seen")]
     far = max(float(np.abs(a / b - 1).max()) for a, b in rows)
     says = f"with the same weights {peer.name} returns other values (rows of the stream differ by {100 * far:.2g} %)"
-    return [Test("outputs", "outputs", far < 10 * ROUNDING, says)]
+    return [Test("outputs", "outputs", far < 10 * PASS_ROUNDING, says)]
 
 
 def _names(account: Account, peer: Account) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._tests import Test, failed, value_in_words
 from sdeinfer.passes._account import Account
-from sdeinfer.passes._readings import ALIKE, BranchNorms, Reading
+from sdeinfer.passes._readings import LOG_SD_TOLERANCE, BranchNorms, Reading
 
 
 def tests_of_pass(books: Books, recipe: Recipe) -> list[Test]:
@@ -30,7 +30,7 @@ def tests_of_pass(books: Books, recipe: Recipe) -> list[Test]:
 
 
 def _near(value: float, declared: float) -> bool:
-    return math.isclose(value, declared, rel_tol=ALIKE / 2)
+    return math.isclose(value, declared, rel_tol=LOG_SD_TOLERANCE / 2)
 
 
 def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading], recipe: Recipe) -> Iterator[Test]:
@@ -48,18 +48,22 @@ def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading
         if declared != 1.0 and law.sd == 0 and abs(law.mean - declared) < 1e-6:
             continue  # the code fills it with this number, and multiplies by it or by 1 + w
         declared = declared or 1.0
-        as_declared = abs(mean - declared) < ALIKE and sd < ALIKE
-        wrong = [reading for reading in group if not reading.multiplies_by(declared, ALIKE)]
+        as_declared = abs(mean - declared) < LOG_SD_TOLERANCE and sd < LOG_SD_TOLERANCE
+        wrong = [reading for reading in group if not reading.multiplies_by(declared, LOG_SD_TOLERANCE)]
         if as_declared and wrong:
             yield _of_reading(wrong, declared)
         else:
-            passed = as_declared or bool(group and not wrong and sd < ALIKE)
+            passed = as_declared or bool(group and not wrong and sd < LOG_SD_TOLERANCE)
             says = f"norm {name} multiplies by {mean:.3g}{f' ± {sd:.2g}' if sd else ''}, declared {declared:g}"
             yield Test("norm", name, passed, says, names=(name,), ratio=mean)
     for group in (group for key, group in read.items() if isinstance(key, int)):
         matrix = dataclasses.replace(account.matrices[group[0].name], role="norm", name="", array="")
         declared = recipe.gain(matrix)
-        wrong = [reading for reading in group if declared is not None and not reading.multiplies_by(declared, ALIKE)]
+        wrong = [
+            reading
+            for reading in group
+            if declared is not None and not reading.multiplies_by(declared, LOG_SD_TOLERANCE)
+        ]
         if wrong and declared is not None:
             yield _of_reading(wrong, declared)
 
@@ -88,7 +92,7 @@ def _offsets(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Itera
 def _factors(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> Iterator[Test]:
     """Factors of branches, beside those of constant parameters."""
     known = {name: laws[name].mean for name in account.matrices if laws[name].sd == 0}
-    known |= {name: gains[0][0] for name, gains in account.gains.items() if gains[0][1] < ALIKE}
+    known |= {name: gains[0][0] for name, gains in account.gains.items() if gains[0][1] < LOG_SD_TOLERANCE}
     for chain in account.streams:
         multiplier = recipe.multiplier(chain[-1].layer + 1)
         if multiplier is None:

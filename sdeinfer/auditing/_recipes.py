@@ -10,11 +10,11 @@ from sdeinfer.auditing._recipe import Recipe
 from sdeinfer.auditing._recipe import of_rules as of_rules
 from sdeinfer.passes._account import IN_BLOCKS, Matrix
 
-SD = 0.02
+GPT2_SD = 0.02
 """The standard deviation of GPT-2, BERT and Llama, the default `initializer_range` of their configurations."""
 
 
-def gpt2(sd: float = SD) -> Recipe:
+def gpt2(sd: float = GPT2_SD) -> Recipe:
     """All weights N(0, sd²), and the last of each branch N(0, sd²/(2L)); biases are 0.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", §2.3; `_init_weights` in
@@ -27,7 +27,7 @@ def gpt2(sd: float = SD) -> Recipe:
     return Recipe("gpt2", "Radford et al. 2019, §2.3; modeling_gpt2.py", scaled, law=_normal)
 
 
-def normal(sd: float = SD) -> Recipe:
+def normal(sd: float = GPT2_SD) -> Recipe:
     """All weights N(0, sd²), biases are 0: Llama, Mistral, Qwen, Gemma, BERT, ViT.
 
     Source: Devlin et al. 2018, arXiv 1810.04805, whose code truncates at 2 sd; `_init_weights` in
@@ -112,7 +112,7 @@ def kaiming(mode: str = "fan_in", gain: float = 2**0.5) -> Recipe:
     return _of_fans("kaiming", source, lambda matrix: gain * getattr(matrix, mode) ** -0.5)
 
 
-def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Recipe:
+def mup(sd: float = GPT2_SD, *, base_width: int, base_head_size: float = 1.0) -> Recipe:
     """μP: hidden weights N(0, sd² base_width/n), logits over d_k in place of √d_k; biases are 0.
 
     Source: Yang et al. 2022, arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py.
@@ -130,7 +130,7 @@ def mup(sd: float = SD, *, base_width: int, base_head_size: float = 1.0) -> Reci
 
 
 def completep(
-    sd: float = SD, *, base_width: int, base_layers: int, alpha: float = 1.0, base_head_size: float = 1.0
+    sd: float = GPT2_SD, *, base_width: int, base_layers: int, alpha: float = 1.0, base_head_size: float = 1.0
 ) -> Recipe:
     """CompleteP: μP, and every branch is multiplied by (L/base_layers)^−α; depth-μP is α = ½.
 

@@ -14,13 +14,13 @@ from scipy import stats
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Declared, Recipe
 from sdeinfer.passes._account import Account, Matrix
-from sdeinfer.passes._readings import ALIKE
+from sdeinfer.passes._readings import LOG_SD_TOLERANCE
 from sdeinfer.passes._record import StoredTensor
 
 LEVEL = 1e-4
 """Probability of a false alarm of all tests of a correct model together, whatever the number of its tensors."""
 
-FEWEST = 12
+FEWEST_ENTRIES = 12
 """Entries below which a σ is not tested: three times the declared one would pass too often."""
 
 
@@ -129,8 +129,8 @@ def critical(count: int) -> float:
 
 
 def differs(log_ratio: float, error: float, z: float) -> bool:
-    """Whether the interval of a σ is outside of ± `ALIKE`: sums of squares have gamma laws, of few entries as well."""
-    beyond, half = abs(log_ratio) - ALIKE, 1 / (4 * error**2)
+    """Whether the interval of a log σ is outside of ± `LOG_SD_TOLERANCE`: sums of squares of few entries are gamma."""
+    beyond, half = abs(log_ratio) - LOG_SD_TOLERANCE, 1 / (4 * error**2)
     if beyond <= 0:
         return False
     low, high = math.exp(-2 * beyond), math.exp(2 * beyond)
@@ -170,7 +170,7 @@ def _of_group(group: str, rows: list[Row], z: float) -> Iterator[Test]:
     if not drawn:
         return
     names = tuple(row.matrix.name for row in drawn)
-    if (size := sum(row.law.seen for row in drawn)) < FEWEST:
+    if (size := sum(row.law.seen for row in drawn)) < FEWEST_ENTRIES:
         yield Test("untested", group, None, f"σ of {names[0]}: {size} entries", names=names)
     log_ratio, error = pooled_ratio(drawn)
     alone = [not differs(math.log(row.ratio), row.error, z) for row in drawn]
@@ -220,7 +220,7 @@ def _laws(rows: Sequence[Row], z: float) -> Iterator[Test]:
             continue
         if law.seen >= 256:
             offset = abs(law.mean - row.by.mean) / law.sd
-            centred = offset - z / math.sqrt(law.seen) < ALIKE or bool(row.by.error)
+            centred = offset - z / math.sqrt(law.seen) < LOG_SD_TOLERANCE or bool(row.by.error)
             yield Test("law", name, centred, f"{name} has mean {law.mean:.3g}, which is {offset:.2g} σ", names=(name,))
         if row.by.law is not None and law.seen >= 256:
             says = f"{name} is {law.name}, declared {row.by.law}"

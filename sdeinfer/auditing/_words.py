@@ -7,7 +7,7 @@ from sdeinfer.auditing._books import Dependences
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._tests import Test
 from sdeinfer.passes._account import IN_BLOCKS, Account
-from sdeinfer.passes._readings import ALIKE, BranchNorms
+from sdeinfer.passes._readings import LOG_SD_TOLERANCE, BranchNorms
 
 TOGETHER = ("norm", "norms", "law", "bias", "factor", "logits", "stream", "value", "reading")
 """Topics whose failed tests are one clause."""
@@ -103,7 +103,7 @@ def clauses_of(failed: tuple[Test, ...]) -> list[str]:
         first = group[0]
         roles = list(dict.fromkeys(test.what for test in group))
         if first.topic == "σ" and first.cause and len(roles) > 1:
-            alike = [test for test in group if abs(math.log(test.ratio / first.ratio)) < ALIKE]
+            alike = [test for test in group if abs(math.log(test.ratio / first.ratio)) < LOG_SD_TOLERANCE]
             same = list(dict.fromkeys(test.what for test in alike))
             other_clauses = [test.says for test in group if test not in alike]
             says = "; ".join([first.says.replace(first.what, " and ".join(same), 1), *other_clauses[:2]])

@@ -20,10 +20,10 @@ from sdeinfer.blocks._law import LogMatrixNormal, increment_law
 from sdeinfer.blocks._norms import normalised_covariance
 from sdeinfer.blocks._order import BlockOrder
 
-WIDEST = 32.0
+LARGEST_FACTOR = 32.0
 """Largest factor between a gain or temperature at which the law is computed and the block's own value."""
 
-LOG_FACTORS = -np.log(WIDEST) * np.cos(np.pi * np.arange(33) / 32)
+LOG_FACTORS = -np.log(LARGEST_FACTOR) * np.cos(np.pi * np.arange(33) / 32)
 """Logarithms of the factors, at Chebyshev's points; their number is odd, so that 1 is one of them."""
 LOG_FACTORS[16] = 0.0
 

@@ -29,7 +29,7 @@ from sdeinfer.blocks._coefficients import (
     over_inputs,
     reshaped,
 )
-from sdeinfer.blocks._law import SINGULAR
+from sdeinfer.blocks._law import LEAST_EIGENVALUE
 from sdeinfer.blocks._order import BlockOrder
 
 INCREMENTS, DRAWS = 16, 1024
@@ -137,7 +137,7 @@ def _draws(block, V, nodes, factors, width):
     if S is None:
         return None
     # Draws may be singular, of which the law has no logarithm.
-    root = jnp.linalg.cholesky(S[:DRAWS] + block.bias / jnp.square(block.strength) + SINGULAR * V)
+    root = jnp.linalg.cholesky(S[:DRAWS] + block.bias / jnp.square(block.strength) + LEAST_EIGENVALUE * V)
     h = root @ factors[: len(root)]
     return h @ jnp.swapaxes(h, 1, 2)
 

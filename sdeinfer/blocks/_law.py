@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from sdeinfer.covariance._eigen import eigh
 from sdeinfer.covariance._matrix import pairs, square_of, tokens_of, vech
 
-SINGULAR = 1e-8
+LEAST_EIGENVALUE = 1e-8
 """Least eigenvalue of a draw of S, relative to its mean. Two tokens that attend to one and the same token in all heads
 make S singular, and its logarithm is far from normal then; this happens at temperatures near 0."""
 
@@ -72,7 +72,7 @@ def sampled_log_moments(mean: Float[Array, "m m"], draws: Float[Array, "draws m 
         values, vectors = values.T, jnp.moveaxis(vectors, -1, 0)
     else:
         values, vectors = jnp.linalg.eigh(scaled)
-    logs = jnp.log(jnp.maximum(values, SINGULAR))
+    logs = jnp.log(jnp.maximum(values, LEAST_EIGENVALUE))
     logarithm = vech((vectors * logs[:, None]) @ jnp.swapaxes(vectors, -1, -2))
     unit = vech(jnp.eye(len(mean), dtype=mean.dtype))
     return LogMoments((logarithm - vech(scaled) + unit).mean(0), jnp.cov(logarithm.T))

@@ -1,4 +1,4 @@
-"""Other architectures and sizes, fitted to the transitions of a residuals.
+"""Other architectures and sizes, fitted to the transitions of a fit.
 
 The number of heads, an output projection, the expansion and the architecture itself change the law by factors that the
 parameters can absorb: the fit is good, and the parameters are wrong. Each alternative is therefore fitted to the same
@@ -24,10 +24,16 @@ from sdeinfer.diagnostics._identification import contractions_of
 from sdeinfer.diagnostics._posterior import with_chains
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import COMPARED, COMPARED_FORMS, EVIDENCE, MOVE, RATIOS
+from sdeinfer.diagnostics._thresholds import (
+    COMPARED_FORMS,
+    COMPARED_TRANSITIONS,
+    EVIDENCE,
+    LARGEST_MOVE,
+    SIMULATED_SETS,
+)
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._expansion import minimum
-from sdeinfer.infer._mode import CLOSE, LARGEST_COORDINATE
+from sdeinfer.infer._mode import LARGEST_COORDINATE, LAST_STEP
 from sdeinfer.layers import AbstractLayer, Limit, kind_in_words, template
 from sdeinfer.layers._templates import ARCHITECTURES, call_of, is_named, masked_as, sizes_in_words
 from sdeinfer.likelihood import any_transitions
@@ -75,7 +81,7 @@ def alternatives(
 def alternatives_of(residuals: Residuals, dispersion: float) -> list[Alternative]:
     """The result of `alternatives`."""
     data, kind = residuals.data, residuals.known_kind
-    transitions, kinds = any_transitions(data).thinned(COMPARED), [kind, *neighbours(kind, data)]
+    transitions, kinds = any_transitions(data).thinned(COMPARED_TRANSITIONS), [kind, *neighbours(kind, data)]
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each.
     sample = transitions.thinned(max(1, COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
@@ -106,23 +112,23 @@ def _fitted(
 
 def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[AbstractLayer, PathStatistics]:
     """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
-    patterns = {kind.pattern: dataclasses.replace(path, pattern=kind.pattern) for kind in kinds}
     of_pattern = {
-        pattern: jax.tree.map(np.asarray, path_statistics(path, pooled=True)) for pattern, path in patterns.items()
+        pattern: path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True)
+        for pattern in {kind.pattern for kind in kinds}
     }
-    return {kind: of_pattern[kind.pattern] for kind in kinds}
+    return {kind: jax.tree.map(np.asarray, of_pattern[kind.pattern]) for kind in kinds}
 
 
 def log_ratios(
-    path: Path, kinds: Sequence[AbstractLayer], law: str, modes: list[np.ndarray], replicates: int = RATIOS
+    path: Path, kinds: Sequence[AbstractLayer], law: str, modes: list[np.ndarray]
 ) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " kinds"]]:
     """Mean and standard deviation of the log ratio of each density to the first, for exact layers of the first.
 
     The layers start where the transitions do; both are 0 if they cannot be drawn.
     """
     starts, width = path.starts(slice(None)), path.width[path.network]
-    ratios = np.zeros((replicates, len(kinds)))
-    for replicate, key in enumerate(jr.split(jr.key(0), replicates)):
+    ratios = np.zeros((SIMULATED_SETS, len(kinds)))
+    for replicate, key in enumerate(jr.split(jr.key(0), SIMULATED_SETS)):
         ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
         if ends is None:
             return ratios[0], ratios[0]
@@ -172,7 +178,7 @@ def _mode(
         """−log density at some points."""
         return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), residuals.law, statistics) / dispersion
 
-    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=CLOSE)
+    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=LAST_STEP)
     # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)
@@ -189,7 +195,7 @@ def _densities(
     return np.asarray(statistics.log_density(laws, statistics.value), np.float64).sum(axis=-1)
 
 
-def of_alternatives(residuals: Residuals) -> Check:
+def check_alternatives(residuals: Residuals) -> Check:
     """The verdict on other architectures, where they are tried."""
     kind = residuals.known_kind
     if not is_named(kind) or not residuals.one_layer:
@@ -198,15 +204,15 @@ def of_alternatives(residuals: Residuals) -> Check:
     names, contractions = identified_of(residuals.tree), contractions_of(residuals)
     sd = {name: float(residuals.draws[name].values.std(ddof=1)) for name in names}
     known = {name for name in names if name not in contractions or contractions[name].passed}
-    return verdict_on_alternatives(alternatives_of(residuals, residuals.sums.dispersion), kind, sd=sd, known=known)
+    return check_candidates(alternatives_of(residuals, residuals.sums.dispersion), kind, sd=sd, known=known)
 
 
-def verdict_on_alternatives(
+def check_candidates(
     candidates: Sequence[Alternative], kind: AbstractLayer, *, sd: Mapping[str, float], known: Set[str]
 ) -> Check:
     """The verdict on architectures, the best first; notes; what the data do not confirm, with what another would give.
 
-    Of the parameters with these posterior standard deviations the data identify the `known` ones.
+    `sd` has the posterior standard deviations of all parameters; the data identify those in `known`.
     """
     fitted = next(candidate for candidate in candidates if candidate.architecture == kind)
     best, advice, notes, assumed = 0.0, "", [], {}
@@ -233,7 +239,7 @@ def verdict_on_alternatives(
 def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, float], known: Set[str]) -> str:
     """What an architecture moves or lacks, in words; empty if it does not matter.
 
-    It does for a known parameter; for one that fits better also for others.
+    A move matters if the data identify the parameter; if the architecture fits better, that of any parameter matters.
     """
     lacks = [name for name in fitted.values if name in known and sd[name] > 0 and name not in candidate.values]
     if lacks:
@@ -241,7 +247,7 @@ def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, flo
     kind, other, better = fitted.architecture, candidate.architecture, candidate.evidence > EVIDENCE
     shared = [name for name in candidate.values if name in fitted.values and sd.get(name, 0.0) > 0]
     moves = {name: abs(candidate.values[name] - fitted.values[name]) / sd[name] for name in shared}
-    far = {name for name, move in moves.items() if move > MOVE and (name in known or better)}
+    far = {name for name, move in moves.items() if move > LARGEST_MOVE and (name in known or better)}
     # Another mask changes what later tokens do, also where the parameters are the same.
     masked = better and other.name == kind.name and other.sizes.get("pattern") != kind.sizes.get("pattern")
     if not (far or masked):

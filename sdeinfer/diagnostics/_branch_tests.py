@@ -17,11 +17,11 @@ from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._dependence import Dependence, dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._summary import fixed_of, identified_of
-from sdeinfer.diagnostics._verdict import Check, Verdict, at_most, together
+from sdeinfer.diagnostics._verdict import Check, Verdict, at_most, if_significant, together
 from sdeinfer.observation._networks import MEASURED
 
 
-def of_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
+def check_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
     """The verdicts on increments; strengths unlike the declared ones are notes, not defects."""
     tests, notes = BranchTests(tree), []
     of_law = tests.of_law()
@@ -30,7 +30,7 @@ def of_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
         if site not in tests.declared or not site.endswith("strength"):
             continue
         ratio, error = table.loc[name, ["mean", "sd"]] / tests.declared[site]
-        if abs(ratio - 1) > bounds.DECLARED * error:
+        if abs(ratio - 1) > bounds.DECLARED_DEVIATIONS * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {tests.declared[site]:.3g}")
     # What was read from the weights needs no confirmation.
     unknown = tests.unconfirmed() if of_law.passed and MEASURED not in tree.attrs else []
@@ -90,7 +90,9 @@ class BranchTests:
         away = np.abs(np.diagonal(self.data["input"].values[:, branches], axis1=-2, axis2=-1) - 1)
         worst = branches[np.unravel_index(away.argmax(), away.shape)[1]]
         advice = f"branch {worst} ({self.parts[worst]}) reads tokens that are not normalised: is a norm left out?"
-        return Check((at_most("calibrated", "mean squares after norms, less 1", away.max(), bounds.UNNORMED, advice),))
+        return Check(
+            (at_most("calibrated", "mean squares after norms, less 1", away.max(), bounds.NORM_ERROR, advice),)
+        )
 
     def independence(self) -> Check:
         """Whether increments are independent of what is read, and of each other."""
@@ -122,9 +124,9 @@ class BranchTests:
         count, sd = len(null), np.sqrt(np.square(null[:, 1]).sum()) / len(null)
         skewness = (null[:, 2] * null[:, 1] ** 3).sum() / (count * sd) ** 3
         p = stats.pearson3(skewness, scale=sd).sf(of_branch[worst]) * len(of_branch)
-        value = of_branch[worst] if p < bounds.BRANCH_LEVEL else 0.0
+        value = if_significant(of_branch[worst], p, bounds.BRANCH_LEVEL)
         advice = f"increments of branch {worst} ({self.parts[worst]}) have outlying features, as in a trained network"
-        return Check((at_most("calibrated", "fourth moments, excess", value, bounds.KURTOSIS, advice),))
+        return Check((at_most("calibrated", "fourth moments, excess", value, bounds.EXCESS_KURTOSIS, advice),))
 
     def layers(self) -> Check:
         """Strengths of single layers against those of all, if these are common; the median names what differs.
@@ -149,24 +151,26 @@ class BranchTests:
             large += [(branches[place], np.exp(from_median[place]), sds[place]) for place in named]
         large.sort(key=lambda layer: -abs(np.log(layer[1])))
         words = [f"{self.parts[b]} of branch {b}: {ratio:.3g} ± {ratio * sd:.1g}" for b, ratio, sd in large]
-        omitted = f" and {len(words) - bounds.NAMED} more" if len(words) > bounds.NAMED else ""
-        listed = ", ".join(words[: bounds.NAMED]) + omitted
+        omitted = f" and {len(words) - bounds.NAMED_LAYERS} more" if len(words) > bounds.NAMED_LAYERS else ""
+        listed = ", ".join(words[: bounds.NAMED_LAYERS]) + omitted
         advice = f"strengths differ between layers, in units of their median {listed}; fit models.every_branch"
-        return Check((at_most("calibrated", "largest ratio of a layer's strength", value, bounds.ALIKE, advice),))
+        return Check(
+            (at_most("calibrated", "largest ratio of a layer's strength", value, bounds.STRENGTH_RATIO, advice),)
+        )
 
     def shapes(self) -> Check:
         """Assumed gains and temperatures against what the increments of single branches prefer."""
         verdicts = []
         for name, gains in self.profiles.items():
             best = self.log_factors[gains.argmax()]
-            significant = stats.chi2.sf(2 * gains.max(), 1) < bounds.BRANCH_LEVEL
-            value = np.exp(abs(best)) if significant else 1.0
+            p = stats.chi2.sf(2 * gains.max(), 1)
+            value = if_significant(np.exp(abs(best)), p, bounds.BRANCH_LEVEL, null=1.0)
             advice = (
                 f"the increments prefer {np.exp(best):.2g} times the assumed {name}: give it a prior, or look for a "
                 "factor in the weights of the first projections"
             )
             row = f"ratio of {name} to the assumed one"
-            verdicts.append(at_most("calibrated", row, value, bounds.RESHAPED, advice))
+            verdicts.append(at_most("calibrated", row, value, bounds.SHAPE_RATIO, advice))
         return Check(tuple(verdicts))
 
     def alternatives(self) -> Check:
@@ -199,13 +203,15 @@ class BranchTests:
             freedom -= np.size(strengths)
         total = float(squares.sum())
         p = 2 * min(stats.chi2.sf(total, freedom), stats.chi2.cdf(total, freedom))
-        value = abs(total / freedom - 1) if p < bounds.BRANCH_LEVEL else 0.0
+        value = if_significant(abs(total / freedom - 1), p, bounds.BRANCH_LEVEL)
         word = "more" if total > freedom else "less"
         advice = (
             f"increments spread {word} than by the law, χ²/df is {total / freedom:.2f}: not these blocks, or not at "
             "initialisation"
         )
-        return Check((at_most("calibrated", "χ² over degrees of freedom, less 1", value, bounds.CHI_SQUARES, advice),))
+        return Check(
+            (at_most("calibrated", "χ² over degrees of freedom, less 1", value, bounds.CHI_SQUARE_DISTANCE, advice),)
+        )
 
     def unconfirmed(self) -> list[str]:
         """The assumed gains and temperatures of which twice or half the value is as likely."""
@@ -245,5 +251,5 @@ class BranchTests:
 
 
 def _of_dependence(name: str, dependence: Dependence, advice: str) -> Verdict:
-    share = dependence.share if dependence.p < bounds.BRANCH_LEVEL else 0.0
-    return at_most("calibrated", name, share, bounds.CORRELATED, advice)
+    share = if_significant(dependence.share, dependence.p, bounds.BRANCH_LEVEL)
+    return at_most("calibrated", name, share, bounds.EXPLAINED_SHARE, advice)

@@ -4,8 +4,6 @@ A test is a function of what was fitted, and returns a `Check`. A verdict has a 
 significant, a threshold, and a sentence.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -14,26 +12,32 @@ from arviz_stats.base.array import array_stats
 from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.diagnostics import _thresholds as bounds
-from sdeinfer.diagnostics._alternatives import of_alternatives
-from sdeinfer.diagnostics._branch_tests import of_increments
-from sdeinfer.diagnostics._consequences import of_conflict, of_finite_width, of_misfit, of_move, of_scatter
-from sdeinfer.diagnostics._identification import contractions_of
-from sdeinfer.diagnostics._networks import of_shared_noise
-from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._alternatives import check_alternatives
+from sdeinfer.diagnostics._branch_tests import check_increments
+from sdeinfer.diagnostics._consequences import (
+    check_conflict,
+    check_finite_width,
+    check_misfit,
+    check_move,
+    check_scatter,
+)
+from sdeinfer.diagnostics._identification import contractions_by_draws, contractions_of
+from sdeinfer.diagnostics._networks import check_shared_noise
+from sdeinfer.diagnostics._one_layer import check_unlike_layers
 from sdeinfer.diagnostics._posterior import require_groups, with_chains
-from sdeinfer.diagnostics._predictive import of_last_layer
-from sdeinfer.diagnostics._range import of_cold_draws, of_range
+from sdeinfer.diagnostics._predictive import check_last_layer
+from sdeinfer.diagnostics._range import check_range, cold_draws
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._shortcut import of_shortcuts
-from sdeinfer.diagnostics._skewness import of_skewness
-from sdeinfer.diagnostics._summary import constants_of, draws_of, identified_of, summarise
-from sdeinfer.diagnostics._verdict import Check, Verdict, at_least, at_most, together
+from sdeinfer.diagnostics._shortcut import check_shortcuts
+from sdeinfer.diagnostics._skewness import check_skewness
+from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
+from sdeinfer.diagnostics._verdict import Check, at_least, at_most, together
 from sdeinfer.infer._assume import placed
 from sdeinfer.layers import AbstractLayer
 
-OF_LAYERS = (
-    *(of_conflict, of_shared_noise, of_finite_width, of_misfit, of_unlike_layers, of_alternatives),
-    *(of_shortcuts, of_skewness, of_move, of_scatter, of_range),
+LAYER_TESTS = (
+    *(check_conflict, check_shared_noise, check_finite_width, check_misfit, check_unlike_layers, check_alternatives),
+    *(check_shortcuts, check_skewness, check_move, check_scatter, check_range),
 )
 """The tests of covariances after every layer, causes before consequences."""
 
@@ -51,8 +55,8 @@ def check(
     """Check a fit: convergence, identification, calibration, agreement with the theory, and the truth if known.
 
     - calibrated: the one-step innovations in eight directions (`innovation_tests`), if every layer was observed. A
-      misfit fails if it is significant and moves a parameter by more than `MOVE` posterior standard deviations (see
-      `consequences`), or if it is larger than `EFFECT`; others are notes. The false-alarm probability of each test is
+      misfit fails if it is significant and moves a parameter by more than `LARGEST_MOVE` posterior standard deviations
+      (see `consequences`), or if it is larger than `MISFIT_EFFECT`; others are notes. The false-alarm probability is
       `LEVEL`, for all directions together. The noise of each layer against that of all. γ against that by the
       regression of hidden states on those before, if these were observed. With latent layers, each network given all
       others (`left_out_transforms`).
@@ -85,39 +89,40 @@ def check(
     del progress  # for `with_progress_line`
     phase("checking the fit")
     tree = with_chains(post)
-    table, names, last, cold = summarise(tree), identified_of(tree), Check(), {}
+    table, names = summarise(tree), identified_of(tree)
+    predictions, cold = Check(), {}
     if "coefficients" in tree.children:
-        law, contractions = of_increments(tree, table), of_contractions(tree, names)
+        law, contractions = check_increments(tree, table), contractions_by_draws(tree, names)
     elif "score_tests" in tree.children:
-        law, contractions = of_tokens(tree), of_contractions(tree, names)
+        law, contractions = check_tokens(tree), contractions_by_draws(tree, names)
     else:
         residuals = Residuals.of(tree, data, architecture)
-        law, contractions = of_covariances(residuals), contractions_of(residuals)
-        last, cold = of_last_layer(residuals), of_cold_draws(residuals)
+        law, contractions = check_covariances(residuals), contractions_of(residuals)
+        predictions, cold = check_last_layer(residuals), cold_draws(residuals)
     contractions = contractions if law.passed else {}
     unidentified = [name for name, contraction in contractions.items() if not contraction.passed]
-    known = [with_precision(name, table) for name in names if name not in unidentified]
-    # The first τ0 that the data do not identify; values out of the law's range make the others depend on its prior.
-    unknown = [name for name in unidentified if name in cold][:1]
-    conditional = [name for name in unknown if known and not cold[name].passed]
-    chains, geometry = of_chains(table.drop(index=[*constants_of(tree)], errors="ignore")), of_geometry(tree)
+    identified = [with_precision(name, table) for name in names if name not in unidentified]
+    # The first τ0 that the data do not identify: draws out of the law's range make the others depend on its prior.
+    unidentified_tau0 = [name for name in unidentified if name in cold][:1]
+    by_prior = [name for name in unidentified_tau0 if identified and not cold[name].passed]
+    chains, geometry = check_chains(table.drop(index=[*constants_of(tree)], errors="ignore")), check_geometry(tree)
     verdicts = [
         *law.verdicts,
         *chains.verdicts,
         *contractions.values(),
-        *(cold[name] for name in unknown),
+        *(cold[name] for name in unidentified_tau0),
         *geometry.verdicts,
-        *last.verdicts,
-        *of_truth(table.loc[names]).verdicts,
+        *predictions.verdicts,
+        *check_truth(table.loc[names]).verdicts,
     ]
     return Check(
         tuple(verdicts),
-        skipped=(*law.skipped, *last.skipped, *geometry.skipped),
-        identified=() if conditional else tuple(known),
-        conditional=f"{', '.join(known)} by the prior of {conditional[0]}" if conditional else "",
+        skipped=(*law.skipped, *predictions.skipped, *geometry.skipped),
+        identified=() if by_prior else tuple(identified),
+        conditional=f"{', '.join(identified)} by the prior of {by_prior[0]}" if by_prior else "",
         unidentified=tuple(unidentified),
-        notes=(*law.notes, *last.notes, *chains.notes, *(cold[name].advice for name in conditional)),
-        assumed=law.assumed if known else {},
+        notes=(*law.notes, *predictions.notes, *chains.notes, *(cold[name].advice for name in by_prior)),
+        assumed=law.assumed if identified else {},
     )
 
 
@@ -127,15 +132,15 @@ def with_precision(name: str, table: pd.DataFrame) -> str:
     return f"{name} ± {float(percent):g} %"
 
 
-def of_covariances(residuals: Residuals) -> Check:
+def check_covariances(residuals: Residuals) -> Check:
     """The verdicts on layers, other architectures and the range of the law."""
     if residuals.kind is not None:
         require_groups(residuals.tree, "layers")
-    tests = OF_LAYERS if residuals.known else (of_unknown_layers, of_range)
-    return together(test(residuals) for test in (*tests, of_kept))
+    tests = LAYER_TESTS if residuals.known else (check_unknown_layers, check_range)
+    return together(test(residuals) for test in (*tests, check_left_out))
 
 
-def of_unknown_layers(residuals: Residuals) -> Check:
+def check_unknown_layers(residuals: Residuals) -> Check:
     """Why there are no innovations."""
     if not residuals.every_layer:
         return Check(skipped=("one-step innovations: layers are latent",))
@@ -149,7 +154,7 @@ def of_unknown_layers(residuals: Residuals) -> Check:
     return Check(skipped=(reason,))
 
 
-def of_kept(residuals: Residuals) -> Check:
+def check_left_out(residuals: Residuals) -> Check:
     """Notes on networks of data in chunks that were damaged or are not in the posterior, and on layers left out."""
     attrs, notes = residuals.tree.attrs, []
     if attrs.get("kept_networks", 0) < attrs.get("networks", 0):
@@ -157,12 +162,12 @@ def of_kept(residuals: Residuals) -> Check:
     if "damaged_networks" in attrs:
         notes.append(f"{attrs['damaged_networks']} damaged networks are left out")
     left_out = float(attrs.get("left_out", 0.0))
-    if 1 - left_out < bounds.MOST:
+    if 1 - left_out < bounds.FRACTION_IN_RANGE:
         notes.append(f"{left_out:.1%} of the transitions start outside the range of the law, and are left out")
     return Check(notes=tuple(notes))
 
 
-def of_tokens(post: xr.DataTree) -> Check:
+def check_tokens(post: xr.DataTree) -> Check:
     """The verdicts on the largest misfit in a table of score tests and on the largest move of a parameter by one.
 
     Small ones are notes. A misfit counts if it is significant, at `LEVEL` for all directions together.
@@ -170,23 +175,25 @@ def of_tokens(post: xr.DataTree) -> Check:
     table = post["score_tests"].to_dataset().to_dataframe()
     if not np.isfinite(table["effect"]).all():
         advice = "not this law: it is not finite at the posterior means, as where chains did not meet"
-        return Check((at_most("calibrated", "misfit of the layers", np.nan, bounds.EFFECT, advice),))
+        return Check((at_most("calibrated", "misfit of the layers", np.nan, bounds.MISFIT_EFFECT, advice),))
     significant, verdicts = table.loc[table["p"] * len(table) < bounds.LEVEL], []
     for column, name, threshold in (
-        ("effect", "misfit of the layers", bounds.EFFECT),
-        ("move", "move by the misfit, posterior sds", bounds.MOVE),
+        ("effect", "misfit of the layers", bounds.MISFIT_EFFECT),
+        ("move", "move by the misfit, posterior sds", bounds.LARGEST_MOVE),
     ):
         # The largest of the means if there is one, since it shows in the noise too.
         large = significant.loc[significant[column] > threshold]
         worst = large.sort_values(["of_noise", column], ascending=[True, False])
         advice = f"not this law: {worst['cause'].iloc[0]}" if len(worst) else ""
         verdicts.append(at_most("calibrated", name, max(significant[column], default=0.0), threshold, advice))
-    small = significant.loc[(significant["effect"] <= bounds.EFFECT) & (significant["move"] <= bounds.MOVE)]
+    small = significant.loc[
+        (significant["effect"] <= bounds.MISFIT_EFFECT) & (significant["move"] <= bounds.LARGEST_MOVE)
+    ]
     notes = [f"{name} {row['effect']:.2g}, small: {row['cause']}" for name, row in small.iterrows()]
     return Check(tuple(verdicts), notes=tuple(notes))
 
 
-def of_chains(table: pd.DataFrame) -> Check:
+def check_chains(table: pd.DataFrame) -> Check:
     """Whether the chains agree and are long enough, from rows of `summarise`; a note on rough means."""
     rhat, bulk, tail = table["rhat"], table["ess_bulk"], table["ess_tail"]
     verdicts = (
@@ -201,7 +208,7 @@ def of_chains(table: pd.DataFrame) -> Check:
     return Check(verdicts, notes=(rough,))
 
 
-def of_geometry(post: xr.DataTree) -> Check:
+def check_geometry(post: xr.DataTree) -> Check:
     """Symptoms of a posterior that is hard to explore, for example of weakly identified parameters."""
     statistics = post.children.get("sample_stats", xr.DataTree()).to_dataset()
     verdicts, skipped = [], []
@@ -210,7 +217,7 @@ def of_geometry(post: xr.DataTree) -> Check:
         advice = (
             "the posterior is hard to explore, where the data identify little or contradict the law: raise the warmup"
         )
-        verdicts.append(at_most("converged", "divergences", share, bounds.DIVERGENT, advice))
+        verdicts.append(at_most("converged", "divergences", share, bounds.DIVERGENT_FRACTION, advice))
     else:
         skipped.append("divergences: the sampler has no statistic diverging")
     if "energy" in statistics:
@@ -226,25 +233,13 @@ def of_geometry(post: xr.DataTree) -> Check:
     return Check(tuple(verdicts), skipped=tuple(skipped))
 
 
-def of_contractions(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:
-    """Whether the posteriors of parameters are narrower than their priors, by draws of both.
-
-    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
-    logarithms.
-    """
-    verdicts = {}
-    for name in names:
-        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
-        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
-        value, advice = 1 - posterior.var() / prior.var(), f"the data hardly identify {name}"
-        verdicts[name] = at_least("identified", f"{name} contraction", value, bounds.CONTRACTION, advice)
-    return verdicts
-
-
-def of_truth(table: pd.DataFrame) -> Check:
+def check_truth(table: pd.DataFrame) -> Check:
     """Distances of the identified parameters from the truth, where it is known."""
-    deviations = (table["mean"] - table["truth"]).abs() / table["sd"]
+    known = table.dropna(subset="truth")
+    deviations = (known["mean"] - known["truth"]).abs() / known["sd"]
     advice = "the posterior mean is too far from the truth: the model does not fit"
-    known = [str(name) for name in table.index if np.isfinite(table.loc[name, "truth"])]
-    of_name = {name: (f"{name}, sds from truth", deviations[name]) for name in known}
-    return Check(tuple(at_most("true", row, value, bounds.DEVIATIONS, advice) for row, value in of_name.values()))
+    verdicts = (
+        at_most("true", f"{name}, sds from truth", value, bounds.TRUTH_DEVIATIONS, advice)
+        for name, value in zip(known.index, deviations, strict=True)
+    )
+    return Check(tuple(verdicts))

@@ -17,7 +17,15 @@ from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, inverse_of
 from sdeinfer.diagnostics._posterior import has_prior
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import CONFLICT, EFFECT, FLAT, LEVEL, MOVE, SCATTER_RATIO, TIGHT
+from sdeinfer.diagnostics._thresholds import (
+    FLAT_PRECISION,
+    LARGEST_MOVE,
+    LEVEL,
+    MISFIT_EFFECT,
+    PRIOR_CONFLICT,
+    SCATTER_RATIO,
+    TESTED_PRIOR_SD,
+)
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._program import PATH
@@ -107,11 +115,11 @@ def significant_moves(residuals: Residuals) -> pd.DataFrame:
     return tests.loc[tests["p"] * len(tests) < LEVEL]
 
 
-def of_conflict(residuals: Residuals) -> Check:
+def check_conflict(residuals: Residuals) -> Check:
     """A failed verdict on the tightest prior that contradicts the data; none if no prior does.
 
-    By the networks without its own prior a coordinate moves by v s, with its score s and its variance v given the
-    networks and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
+    Without its own prior a coordinate moves by v s: s is its score at the mean, and v its variance given the networks
+    and the other priors. A prior of mean m and standard deviation d contradicts them where u + v s is far from
     m by (v + d²)^{1/2}, and it matters where v s is large beside the posterior standard deviation. Priors as wide as
     the defaults are left out: where they matter, the data identify so little that one step does not find the mode.
     """
@@ -120,15 +128,15 @@ def of_conflict(residuals: Residuals) -> Check:
     sums, identified, conflicts = residuals.sums, identified_of(residuals.tree), []
     for place, (name, parameter) in enumerate(residuals.coordinates.items()):
         mean, sd = residuals.priors[name]
-        if name not in identified or sd > TIGHT:
+        if name not in identified or sd > TESTED_PRIOR_SD:
             continue
-        precision = np.where(np.arange(len(residuals.free)) == place, FLAT, residuals.precision)
+        precision = np.where(np.arange(len(residuals.free)) == place, FLAT_PRECISION, residuals.precision)
         variance = residuals.covariance(sums.information, precision)[place, place]
         move = variance * sums.score[place]
         centre = float(np.mean(parameter.to_real(residuals.draws[name].values)))
         distance = abs(centre + move - mean) / np.sqrt(variance + sd**2)
         moved = abs(move) / residuals.sds[place]
-        if distance > CONFLICT and moved > MOVE:
+        if distance > PRIOR_CONFLICT and moved > LARGEST_MOVE:
             prior, fitted = (float(parameter.from_real(np.float64(x))) for x in (mean, centre))
             advice = (
                 f"the prior of {name}, about {prior:.3g}, contradicts the data, which pull it "
@@ -137,45 +145,45 @@ def of_conflict(residuals: Residuals) -> Check:
             conflicts.append((sd, moved, advice))
     if not conflicts:
         return Check()
-    _, moved, advice = min(conflicts)  # a tight prior of one moves the others too
-    return Check((at_most("calibrated", "prior against data, posterior sds", moved, MOVE, advice),))
+    _, moved, advice = min(conflicts, key=lambda conflict: conflict[0])  # a tight prior of one moves the others too
+    return Check((at_most("calibrated", "prior against data, posterior sds", moved, LARGEST_MOVE, advice),))
 
 
-def of_finite_width(residuals: Residuals) -> Check:
+def check_finite_width(residuals: Residuals) -> Check:
     """The verdict on what the limit's law leaves out."""
     rows = moves_of(residuals).filter(["finite width"], axis="index")
     if rows.empty:
         return Check()
     largest, moved = _largest(rows)
     advice = f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
-    return Check((at_most("agrees with the theory", "finite width, posterior sds", largest, MOVE, advice),))
+    return Check((at_most("agrees with the theory", "finite width, posterior sds", largest, LARGEST_MOVE, advice),))
 
 
-def of_misfit(residuals: Residuals) -> Check:
+def check_misfit(residuals: Residuals) -> Check:
     """The verdict on layers that are clearly of something else, by the most significant of the large effects."""
     rows = significant_moves(residuals)
     effects, (largest, worst, move) = rows["effect"].abs(), _largest_move(rows)
-    notes = (f"{move}; it is seen and does not matter",) if worst and largest <= MOVE else ()
-    large = rows.loc[effects > EFFECT]
+    notes = (f"{move}; it is seen and does not matter",) if worst and largest <= LARGEST_MOVE else ()
+    large = rows.loc[effects > MISFIT_EFFECT]
     if large.empty:
         smaller = max(effects, default=0.0)
-        return Check((at_most("calibrated", "misfit of the layers", smaller, EFFECT, ""),), notes=notes)
+        return Check((at_most("calibrated", "misfit of the layers", smaller, MISFIT_EFFECT, ""),), notes=notes)
     name = str(large["p"].idxmin())
     advice = f"not layers of a shaped {residuals.known_kind.name}, by {name}: {DIRECTIONS[name]}"
-    return Check((at_most("calibrated", "misfit of the layers", effects[name], EFFECT, advice),), notes=notes)
+    return Check((at_most("calibrated", "misfit of the layers", effects[name], MISFIT_EFFECT, advice),), notes=notes)
 
 
-def of_move(residuals: Residuals) -> Check:
+def check_move(residuals: Residuals) -> Check:
     """The verdict on the largest move of a parameter by a significant misfit."""
     largest, worst, advice = _largest_move(significant_moves(residuals))
     if worst:
         by_limit = residuals.law == "limit"
         remedy = "fit by law='finite-width'" if by_limit else "check the architecture and its sizes"
         advice += f"; {DIRECTIONS[worst]}: {remedy}"
-    return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, MOVE, advice),))
+    return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, LARGEST_MOVE, advice),))
 
 
-def of_scatter(residuals: Residuals) -> Check:
+def check_scatter(residuals: Residuals) -> Check:
     """The verdict on the scatter of the networks' scores."""
     rows = moves_of(residuals).filter([SCATTER], axis="index")
     if rows.empty:

@@ -11,7 +11,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from scipy import stats
 
-from sdeinfer.diagnostics._thresholds import NORMAL_BLOCKS, NORMALS
+from sdeinfer.diagnostics._thresholds import NORMAL_BLOCKS, NORMALS_OF_A_BLOCK
 
 
 class Dependence(NamedTuple):
@@ -48,7 +48,7 @@ def kurtosis_of_normals(tokens: int, width: int) -> tuple[float, float, float]:
     """Mean, standard deviation and skewness of `kurtosis` of normal increments, by 4,000 draws."""
     rng, moments = np.random.default_rng([tokens, width]), []
     for _ in range(NORMAL_BLOCKS):
-        D = rng.standard_normal((NORMALS, tokens, width))
+        D = rng.standard_normal((NORMALS_OF_A_BLOCK, tokens, width))
         squares = (D * np.linalg.solve(D @ np.swapaxes(D, 1, 2) / width, D)).sum(1)
         moments.append(np.square(squares).mean(-1) / (tokens * (tokens + 2)))
     draws = np.concatenate(moments)

@@ -1,6 +1,7 @@
 """Information in the data on each parameter, compared with its prior."""
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from arviz_stats.psense import psense
 from sdeinfer.diagnostics._posterior import has_prior
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import draws_of, identified_of
-from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT, MANY, PRECISE
+from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT_PRECISION, LARGEST_REMEDY, TARGET_SD
 from sdeinfer.diagnostics._verdict import Verdict, at_least
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 from sdeinfer.layers import AbstractLayer
@@ -40,30 +41,29 @@ def identification(
         holds the likelihoods of all networks, not of some as of data in chunks.
     """
     residuals = Residuals.of(post, data, architecture)
-    information = residuals.sums.information if residuals.one_layer and residuals.kind is not None else None
-    table = identification_of(residuals, information)
+    table = identification_of(residuals)
     return table.assign(**_sensitivities(residuals)) if "networks" in table else table
 
 
-def identification_of(residuals: Residuals, information: np.ndarray | None) -> pd.DataFrame:
-    """The table of `identification`, from the Fisher information on all coordinates; None if it is not known."""
-    names, known = identified_of(residuals.tree), {} if residuals.kind is None else residuals.coordinates
+def identification_of(residuals: Residuals) -> pd.DataFrame:
+    """The table of `identification`."""
+    names, coordinates = identified_of(residuals.tree), {} if residuals.kind is None else residuals.coordinates
     # A site of a custom program has no other coordinate.
-    real = {name: known[name].to_real if name in known else np.asarray for name in names}
+    real = {name: coordinates[name].to_real if name in coordinates else np.asarray for name in names}
     draws = {group: draws_of(residuals.tree, group) for group in ("prior", "posterior")}
     sd = {group: [real[name](dataset[name].values).std() for name in names] for group, dataset in draws.items()}
     table = pd.DataFrame(sd, index=pd.Index(names, name="parameter"))
     table["contraction"] = 1 - (table["posterior"] / table["prior"]) ** 2
-    if information is None or not residuals.one_layer or not names:
+    if residuals.kind is None or not residuals.one_layer or not names:
         return table
-    places = [list(known).index(name) for name in names]
+    information, places = residuals.sums.information, [list(coordinates).index(name) for name in names]
     # The identified coordinates have a flat prior for `information`, all others and those of `expected` their own.
     flat = residuals.precision.copy()
-    flat[places] = FLAT
+    flat[places] = FLAT_PRECISION
     table["information"] = np.sqrt(np.diag(residuals.covariance(information, flat)))[places]
-    together = np.diag(residuals.covariance(information, residuals.precision))[places]
-    table["expected"] = 1 - together / table["prior"] ** 2
-    table["networks"] = (table["information"] / PRECISE) ** 2
+    with_priors = np.diag(residuals.covariance(information, residuals.precision))[places]
+    table["expected"] = 1 - with_priors / table["prior"] ** 2
+    table["networks"] = (table["information"] / TARGET_SD) ** 2
     return table
 
 
@@ -71,18 +71,38 @@ def contractions_of(residuals: Residuals) -> dict[str, Verdict]:
     """Whether the data identify each parameter; not known without draws of the prior."""
     if not has_prior(residuals.tree):
         return {}
-    table = identification_of(residuals, residuals.sums.information if residuals.known else None)
-    verdicts = {}
+    table, verdicts = identification_of(residuals), {}
     for name in table.index:
-        advice = f"the data hardly identify {name}"
+        remedy = ""
         if "networks" in table:
             times = float(table.loc[name, "networks"])
             two_digits = f"{float(f'{times:.2g}'):,g}"  # without an exponent
-            remedy = f"10 % precision takes about {two_digits} times as many" if times < MANY else "nor would more"
-            advice += f"; {remedy} networks like these, or other tokens"
+            remedy = (
+                f"10 % precision takes about {two_digits} times as many" if times < LARGEST_REMEDY else "nor would more"
+            )
+            remedy = f"; {remedy} networks like these, or other tokens"
         contraction = table.loc[name, ["contraction", "expected"] if "expected" in table else ["contraction"]].min()
-        verdicts[name] = at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)
+        verdicts[name] = _verdict(name, contraction, remedy)
     return verdicts
+
+
+def contractions_by_draws(post: xr.DataTree, names: Sequence[str]) -> dict[str, Verdict]:
+    """Whether the posteriors of parameters are narrower than their priors, by draws of both.
+
+    The contraction is one minus the ratio of the posterior's variance to the prior's, of positive parameters in
+    logarithms.
+    """
+    verdicts = {}
+    for name in names:
+        draws = [draws_of(post, group)[name].values for group in ("posterior", "prior")]
+        posterior, prior = map(np.log, draws) if all((x > 0).all() for x in draws) else draws
+        verdicts[name] = _verdict(name, 1 - posterior.var() / prior.var())
+    return verdicts
+
+
+def _verdict(name: str, contraction: float, remedy: str = "") -> Verdict:
+    advice = f"the data hardly identify {name}{remedy}"
+    return at_least("identified", f"{name} contraction", contraction, CONTRACTION, advice)
 
 
 def _sensitivities(residuals: Residuals) -> dict[str, float | list[float]]:

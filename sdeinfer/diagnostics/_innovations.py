@@ -25,7 +25,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance._diffusion import Spectrum
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
-from sdeinfer.diagnostics._thresholds import CLIP
+from sdeinfer.diagnostics._thresholds import LARGEST_INNOVATION
 from sdeinfer.infer import innovations, law_at
 from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
 from sdeinfer.infer._sandwich import omitted_order
@@ -66,7 +66,7 @@ class ScoreSums(NamedTuple):
     omitted: np.ndarray  # shift of the score by each omission, shape (omissions, parameters)
     completed: np.ndarray  # H by the law with each omission, where it is known; (omissions, parameters, parameters)
     noise: np.ndarray  # of each layer: transitions, Σ mean y² and Σ (mean y²)², shape (3, layers)
-    layers: int
+    transitions: int
 
     @classmethod
     def of(cls, path: Path, law: LawAt, kind: AbstractLayer, *, fitted: str) -> "ScoreSums":
@@ -86,7 +86,7 @@ class ScoreSums(NamedTuple):
         sums, overlap, follow = np.zeros((2, path.covariance.shape[-1] ** 2)), 0.0, 0
         for batch in innovations(path, law):
             spectrum = path.coordinates(batch.transitions)
-            batch = batch._replace(y=np.clip(batch.y, -CLIP, CLIP))  # noqa: PLW2901
+            batch = batch._replace(y=np.clip(batch.y, -LARGEST_INNOVATION, LARGEST_INNOVATION))  # noqa: PLW2901
             parts = (
                 (batch.mean, batch.log_variance),
                 omitted_weights(path, batch, law, tau0=tau0, exact=exact),
@@ -127,7 +127,7 @@ class ScoreSums(NamedTuple):
             omitted=information[omitted, parameters],
             completed=np.stack(completed),
             noise=noise,
-            layers=len(path),
+            transitions=len(path),
         )
 
     @property
@@ -141,7 +141,7 @@ class ScoreSums(NamedTuple):
         corrected, squares, sizes = (x[self.tested] for x in (self.corrected, self.squares, self.sizes))
         names = list(itertools.compress(DIRECTIONS, self.tested))
         z = corrected / np.sqrt(squares)
-        columns = {"effect": corrected / np.sqrt(sizes * self.layers), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
+        columns = {"effect": corrected / np.sqrt(sizes * self.transitions), "z": z, "p": 2 * stats.norm.sf(np.abs(z))}
         return pd.DataFrame(columns, index=pd.Index(names, name="direction"))
 
     @property
@@ -190,7 +190,7 @@ def changes_of(path: Path, law: LawAt) -> Float[np.ndarray, "transitions m m"]:
     changes = np.empty((len(path), path.tokens, path.tokens))
     for batch in innovations(path, law):
         spectrum = path.coordinates(batch.transitions)
-        changes[batch.transitions] = coloured(spectrum, np.clip(batch.y, -CLIP, CLIP))
+        changes[batch.transitions] = coloured(spectrum, np.clip(batch.y, -LARGEST_INNOVATION, LARGEST_INNOVATION))
     return changes
 
 

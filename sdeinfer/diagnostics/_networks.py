@@ -12,11 +12,11 @@ from scipy import stats
 
 from sdeinfer.diagnostics._innovations import changes_of
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import PAIRED, SAME_START, SHARED, SHARED_LEVEL
-from sdeinfer.diagnostics._verdict import Check, at_most
+from sdeinfer.diagnostics._thresholds import EQUAL_STARTS, PAIRED_NETWORKS, SHARED_CORRELATION, SHARED_LEVEL
+from sdeinfer.diagnostics._verdict import Check, at_most, if_significant
 
 
-def of_shared_noise(residuals: Residuals) -> Check:
+def check_shared_noise(residuals: Residuals) -> Check:
     """The verdict on the independence of networks, if some start from different covariances.
 
     The correlation is the mean over pairs of networks and layers, by the more significant of two statistics: all
@@ -25,9 +25,9 @@ def of_shared_noise(residuals: Residuals) -> Check:
     sums = np.zeros((2, 3))
     for path, law in residuals.laws:
         count = len(path.width)
-        sample = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, PAIRED)).astype(int)))
+        sample = path.of_networks(np.unique(np.linspace(0, count - 1, min(count, PAIRED_NETWORKS)).astype(int)))
         V, (first, second) = sample.covariance[:, 0], np.triu_indices(len(sample.width), 1)
-        different = np.abs(V[first] - V[second]).max(axis=(-2, -1)) > SAME_START * np.abs(V).max()
+        different = np.abs(V[first] - V[second]).max(axis=(-2, -1)) > EQUAL_STARTS * np.abs(V).max()
         if different.any():
             # Relative to the norms of the tokens; NaN where no transition was used.
             noise = np.full(sample.covariance[:, 1:].shape, np.nan)
@@ -42,12 +42,12 @@ def of_shared_noise(residuals: Residuals) -> Check:
     total, variance, largest = sums.T
     p = stats.norm.sf(total / np.sqrt(variance))
     first = int(np.argmin(p))
-    correlation = total[first] / largest[first] if 2 * p[first] < SHARED_LEVEL else 0.0
+    correlation = if_significant(total[first] / largest[first], 2 * p[first], SHARED_LEVEL)
     advice = (
         "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
         "dimension of their own, shape (networks, layers, prompts, tokens, width)"
     )
-    return Check((at_most("calibrated", "correlation between networks", correlation, SHARED, advice),))
+    return Check((at_most("calibrated", "correlation between networks", correlation, SHARED_CORRELATION, advice),))
 
 
 def _products(noise: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:

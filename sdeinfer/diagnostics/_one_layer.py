@@ -4,11 +4,11 @@ import numpy as np
 from scipy import stats
 
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE
+from sdeinfer.diagnostics._thresholds import FEWEST_OF_A_LAYER, LEVEL, NOISE_RATIO
 from sdeinfer.diagnostics._verdict import Check, at_most
 
 
-def of_unlike_layers(residuals: Residuals) -> Check:
+def check_unlike_layers(residuals: Residuals) -> Check:
     """The verdict on the layer whose innovations have the most, or the least, variance against those of all layers."""
     count, total, squares = residuals.sums.noise
     tested = np.flatnonzero(count >= FEWEST_OF_A_LAYER)
@@ -28,4 +28,4 @@ def of_unlike_layers(residuals: Residuals) -> Check:
         f"from layer {start} to {end} the noise is {ratio[worst]:.2g} times that of all layers: a state between them "
         "was not observed, or this layer is not like the others"
     )
-    return Check((at_most("calibrated", "noise of one layer", size[worst], NOISE, advice),))
+    return Check((at_most("calibrated", "noise of one layer", size[worst], NOISE_RATIO, advice),))

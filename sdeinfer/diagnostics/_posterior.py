@@ -5,7 +5,7 @@ import xarray as xr
 
 from sdeinfer._files import InputError
 from sdeinfer.diagnostics._summary import with_chain
-from sdeinfer.diagnostics._thresholds import SAME
+from sdeinfer.diagnostics._thresholds import EQUAL_NUMBERS
 from sdeinfer.likelihood._transitions import USED
 from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import validate_labels
@@ -72,7 +72,7 @@ def _compare(known: xr.Dataset, data: xr.Dataset, post: xr.DataTree) -> None:
     V, fitted = (dataset["covariance"].values.astype(np.float64) for dataset in (part, known))
     norms = np.sqrt(np.diagonal(fitted, axis1=-2, axis2=-1))
     # Equal covariances may have been stored in different types.
-    near = (np.abs(V - fitted) <= SAME * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
+    near = (np.abs(V - fitted) <= EQUAL_NUMBERS * norms[..., :, None] * norms[..., None, :]).all(axis=(-2, -1))
     if not near.all():
         network, layer = np.argwhere(~near)[0]
         _require(False, f"network {labels[network]} differs at layer {layers[layer]:g}")  # noqa: FBT003

@@ -14,7 +14,7 @@ from scipy.stats import kstest, ttest_ind, wasserstein_distance
 
 from sdeinfer.diagnostics._posterior import require_groups
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FEWEST_SMOOTHED, FLOORS, LEVEL, NO_DRAW
+from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FEWEST_SMOOTHED, FLOORS, LEVEL, NO_DRAW_LEVEL
 from sdeinfer.diagnostics._verdict import Check, at_least, at_most
 from sdeinfer.infer._predictive import last_layer, law_of_predictions
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
@@ -22,7 +22,7 @@ from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD
 DISTANCE = "distance from predictions, floors"
 
 
-def of_last_layer(residuals: Residuals) -> Check:
+def check_last_layer(residuals: Residuals) -> Check:
     """Whether networks agree with predictions; where every layer was observed, notes if they do not."""
     post, reason = residuals.tree, _why_unpredicted(residuals.tree)
     if reason:
@@ -77,14 +77,14 @@ def of_draws(post: xr.DataTree) -> Check:
             # Nothing is known of draws with replicates that explode.
             p_values[name] = np.nan_to_num(welch.pvalue, nan=1.0)
     p = float(len(p_values) * np.min([*p_values.values()], axis=0).max()) if p_values else 1.0
-    if p >= NO_DRAW:
+    if p >= NO_DRAW_LEVEL:
         return Check()
     name = min(p_values, key=lambda name: p_values[name].max())
     advice = (
         f"no draw of the posterior predicts the mean of the {name} after the last layer, of networks that start as "
         "these do: they are not these layers, perhaps where the law is out of range and they were left out"
     )
-    return Check((at_least("agrees with the theory", "networks predicted by a draw, p", p, NO_DRAW, advice),))
+    return Check((at_least("agrees with the theory", "networks predicted by a draw, p", p, NO_DRAW_LEVEL, advice),))
 
 
 def at_last_layer(post: xr.DataTree) -> xr.DataTree:

@@ -18,7 +18,7 @@ from sdeinfer.likelihood._transitions import used_of, with_used
 from sdeinfer.networks import sample_layer
 
 
-def of_range(residuals: Residuals) -> Check:
+def check_range(residuals: Residuals) -> Check:
     """Verdicts on the range of the law at the posterior mean; none without attention."""
     attrs, used = residuals.tree.attrs, used_of(residuals.data)
     if not residuals.temperatures:
@@ -48,26 +48,32 @@ def of_range(residuals: Residuals) -> Check:
     if exact is not None:
         advice = f"{outside}, and they are not those of a shaped {residuals.known_kind.name} with these parameters"
         z = float(np.abs([*exact.values()]).max())
-        verdicts.append(at_most("calibrated", "layers out of range, sds", z, bounds.EXCLUDED, advice))
+        verdicts.append(at_most("calibrated", "layers out of range, sds", z, bounds.EXACT_DISTANCE, advice))
     return Check(tuple(verdicts))
 
 
-def of_cold_draws(residuals: Residuals) -> dict[str, Verdict]:
-    """For each τ0, whether draws lie below the value at which the mean spread of the logits leaves the law's range.
+def cold_draws(residuals: Residuals) -> dict[str, Verdict]:
+    """A verdict for each τ0 on the draws in which the mean spread of the logits leaves the range of the law.
 
-    Where the softmax chooses one token, the noise of attention is up to 2 − 1/m times that of the law: γ absorbs it.
+    These are the draws whose smallest τ0 is below a bound. Where the softmax chooses one token, the noise of attention
+    is up to 2 − 1/m times that of the law: γ absorbs it.
     """
-    draws, verdicts = residuals.draws, {}
-    coldest = [draws[name].values for name in residuals.temperatures if name in draws and draws[name].ndim == 2]
-    for name in residuals.temperatures:
-        limit = mean_spread(logit_scale(residuals.data)[used_of(residuals.data)]) / LARGEST_LOGIT
-        beyond = float(np.mean(np.min(coldest, axis=0) < limit)) if coldest else 0.0
+    if not residuals.temperatures:
+        return {}
+    draws = residuals.draws
+    temperatures = [draws[name].values for name in residuals.temperatures if name in draws and draws[name].ndim == 2]
+    bound = mean_spread(logit_scale(residuals.data)[used_of(residuals.data)]) / LARGEST_LOGIT
+    probability = float(np.mean(np.min(temperatures, axis=0) < bound)) if temperatures else 0.0
+
+    def verdict(name: str) -> Verdict:
         advice = (
-            f"the data do not exclude {name} below {limit:.2g}, where the softmax leaves the law's range and "
+            f"the data do not exclude {name} below {bound:.2g}, where the softmax leaves the law's range and "
             f"gamma is smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
         )
-        verdicts[name] = at_most("identified", f"{name} out of range, probability", beyond, bounds.LEVEL, advice)
-    return verdicts
+        row = f"{name} out of range, probability"
+        return at_most("identified", row, probability, bounds.COLD_PROBABILITY, advice)
+
+    return {name: verdict(name) for name in residuals.temperatures}
 
 
 def excluded_layers(residuals: Residuals, spread: np.ndarray) -> dict[str, float] | None:
@@ -80,10 +86,10 @@ def excluded_layers(residuals: Residuals, spread: np.ndarray) -> dict[str, float
     if not outside.any():
         return None
     path = any_transitions(with_used(data, outside))
-    path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[: bounds.NEAREST])
+    path = path.take(np.argsort(spread[path.network, path.layer], kind="stable")[: bounds.NEAREST_LAYERS])
     starts, ends, widths = path.starts(slice(None)), path.ends(slice(None)), path.width[path.network]
     draws = {name: residuals.draws[name].values.reshape(-1) for name in kind.declared()}
-    chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, bounds.EXACT).round().astype(int)
+    chosen = np.linspace(0, len(next(iter(draws.values()))) - 1, bounds.EXACT_DRAWS).round().astype(int)
     growths = []
     for number, draw in enumerate(chosen):
         layer = kind.with_parameters({name: x[draw] for name, x in draws.items()})

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._thresholds import DEVIATIONS, FEWEST_OF_A_LAYER
+from sdeinfer.diagnostics._thresholds import FEWEST_SHORTCUTS, SHORTCUT_DEVIATIONS
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers._templates import is_named
 from sdeinfer.likelihood._transitions import used_of
@@ -15,7 +15,7 @@ BRANCHES = {"transformer": 2, "attention": 1, "feedforward": 1}
 """Residual branches of a layer by its architecture."""
 
 
-def of_shortcuts(residuals: Residuals) -> Check:
+def check_shortcuts(residuals: Residuals) -> Check:
     """The verdict on λ = √(1 − γ²) by the posterior against that by the hidden states, of transitions that were fitted.
 
     The last weights of a branch have mean 0 and are independent of what comes before, so that the mean of X_ℓ given
@@ -29,7 +29,7 @@ def of_shortcuts(residuals: Residuals) -> Check:
     shortcuts = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
     shortcuts = shortcuts[np.isfinite(shortcuts)]
     gamma = draws["gamma"].values if "gamma" in draws else np.array([residuals.fixed.get("gamma", np.nan)])
-    if len(shortcuts) < FEWEST_OF_A_LAYER or np.isnan(gamma).any():
+    if len(shortcuts) < FEWEST_SHORTCUTS or np.isnan(gamma).any():
         return Check()
     branches = BRANCHES[kind.name]
     expected = (1 - gamma**2) ** (branches / 2)
@@ -41,4 +41,4 @@ def of_shortcuts(residuals: Residuals) -> Check:
         "fit: the layer has other sizes (heads, output projection, expansion), states between layers are missing, the "
         "softmax is out of range, weights are not drawn as independent normals, or λ² + γ² = 1 does not hold"
     )
-    return Check((at_most("calibrated", "gamma by hidden states, sds", away, DEVIATIONS, advice),))
+    return Check((at_most("calibrated", "gamma by hidden states, sds", away, SHORTCUT_DEVIATIONS, advice),))

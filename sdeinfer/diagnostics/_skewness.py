@@ -13,13 +13,13 @@ from sdeinfer.covariance._factors import cholesky_of, whiten_by
 from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._innovations import changes_of
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._verdict import Check, at_most
+from sdeinfer.diagnostics._verdict import Check, at_most, if_significant
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks._sample import sample_layer
 
 
-def of_skewness(residuals: Residuals) -> Check:
+def check_skewness(residuals: Residuals) -> Check:
     """The verdict on the third cumulant of increments; none where exact layers cannot be drawn."""
     difference, variance, expected = 0.0, 0.0, 0.0
     for path, law in residuals.laws:
@@ -38,7 +38,7 @@ def of_skewness(residuals: Residuals) -> Check:
     if not variance > 0:
         return Check()
     z = difference / np.sqrt(variance)
-    size = abs(difference / expected) if 2 * stats.norm.sf(abs(z)) < bounds.SKEWNESS_LEVEL else 0.0
+    size = if_significant(abs(difference / expected), 2 * stats.norm.sf(abs(z)), bounds.SKEWNESS_LEVEL)
     advice = (
         f"the skewness of layers is {1 + difference / expected:.2g} times that of independent weights ({abs(z):.2g} "
         "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "

@@ -13,7 +13,7 @@ from arviz_stats.summary import summary
 
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
-from sdeinfer.diagnostics._thresholds import FEWEST_DRAWS, SAME
+from sdeinfer.diagnostics._thresholds import EQUAL_NUMBERS, FEWEST_DRAWS
 from sdeinfer.observation._dataset import truth_of
 from sdeinfer.parameters import C_GAP, C_MEAN, C_MINUS, C_PLUS, SLOPES, Parameter
 
@@ -112,7 +112,7 @@ def draws_of(post: xr.DataTree, group: str = "posterior") -> xr.Dataset:
             index = dict(zip(dims, place, strict=True))
             labels = ", ".join(str(draws[dim].values[number]) for dim, number in index.items())
             of_prior = prior[name].isel(index).values if name in prior else np.zeros(0)
-            constant = of_prior.size >= FEWEST_DRAWS and np.ptp(of_prior) <= SAME * np.abs(of_prior).max()
+            constant = of_prior.size >= FEWEST_DRAWS and np.ptp(of_prior) <= EQUAL_NUMBERS * np.abs(of_prior).max()
             if not constant:
                 variables[f"{name}[{labels}]" if index else str(name)] = draws[name].isel(index, drop=True)
     return xr.Dataset(variables, attrs=draws.attrs)

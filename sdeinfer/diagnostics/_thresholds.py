@@ -3,24 +3,26 @@
 import math
 
 LEVEL = 0.01
-"""False-alarm probability of each test of calibration; and the largest acceptable posterior probability that the
-softmax is out of range, where the data do not identify τ0."""
+"""False-alarm probability of each test of calibration."""
 
-SHARED, SHARED_LEVEL = 0.01, 1e-3
+COLD_PROBABILITY = 0.01
+"""Largest acceptable posterior probability that the softmax is out of range, where the data do not identify τ0."""
+
+SHARED_CORRELATION, SHARED_LEVEL = 0.01, 1e-3
 """Largest acceptable correlation between networks, and the false-alarm probability of its test: 64 networks with a
 correlation of 0.01 have posterior standard deviations that are 1.3 times too small."""
 
-MOVE = 1.0
+LARGEST_MOVE = 1.0
 """Largest acceptable move of a parameter by a misfit, in posterior standard deviations."""
 
-CONFLICT = 5.0
+PRIOR_CONFLICT = 5.0
 """Distance of a prior from the data without it, in standard deviations of both, above which it contradicts them."""
 
-EFFECT = 0.2
+MISFIT_EFFECT = 0.2
 """Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
 else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""
 
-NOISE, FEWEST_OF_A_LAYER = 1.5, 16
+NOISE_RATIO, FEWEST_OF_A_LAYER = 1.5, 16
 """Largest acceptable ratio of the noise of one layer to that of all, or its inverse: a state that is missing makes it
 about 2. And the number of transitions below which a layer is not tested."""
 
@@ -28,6 +30,10 @@ SKEWNESS, SKEWNESS_LEVEL = 0.2, 1e-3
 """Largest acceptable relative distance of the skewness of layers from that of exact ones, and the false-alarm
 probability of its test: orthogonal weights have .57 of the skewness of a diagonal increment in a Transformer at small
 γ, and none in attention, while .01 would fail as many right fits as all other tests together."""
+
+SHORTCUT_DEVIATIONS, FEWEST_SHORTCUTS = 4.0, 16
+"""Largest acceptable distance of γ by hidden states from that of the fit, in standard deviations of both; and the
+number of transitions below which it is not tested."""
 
 SCATTER_RATIO = 1.5
 """Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""
@@ -42,11 +48,11 @@ LEAST_USED, FEWEST_USED = 0.05, 0.01
 """Fraction of transitions inside the range of the law below which the others are compared with exact layers; and the
 smallest acceptable one where they cannot be."""
 
-MOST = 0.5
+FRACTION_IN_RANGE = 0.5
 """Fraction of transitions in range below which a note and the overall verdict state it: a fit to few is no
 evidence on the others."""
 
-EXCLUDED = 6.0
+EXACT_DISTANCE = 6.0
 """Largest acceptable distance of layers outside the range from exact ones, in standard deviations of 96 draws."""
 
 RHAT, ROUGH_RHAT = 1.05, 1.01
@@ -57,7 +63,7 @@ ESS, ROUGH_ESS = 100, 400
 """Smallest acceptable effective sample size, for Monte Carlo errors of 0.1 posterior sds; below the second bound, means
 are rough."""
 
-DIVERGENT = 0.01
+DIVERGENT_FRACTION = 0.01
 """Largest acceptable fraction of divergent draws; they can move a mean by some hundredths of a posterior sd."""
 
 BFMI = 0.3
@@ -69,58 +75,58 @@ CONTRACTION = 0.5
 FLOORS = 3.0
 """Largest acceptable distance from predictions, in units of its floor; samples of one law are at 1 ± 0.5."""
 
-NO_DRAW, FEWEST_NETWORKS = 1e-4, 8
+NO_DRAW_LEVEL, FEWEST_NETWORKS = 1e-4, 8
 """The p-value of the best draw below which no draw predicts the networks, and the least number of these."""
 
-DEVIATIONS = 4.0
+TRUTH_DEVIATIONS = 4.0
 """Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
 
 # Thresholds for increments of branches; each counts where its test is significant.
 
-ALIKE = 1.1
+STRENGTH_RATIO = 1.1
 """Largest acceptable ratio of a strength of one layer to that of all, or its inverse."""
 
-CHI_SQUARES = 0.25
+CHI_SQUARE_DISTANCE = 0.25
 """Largest acceptable distance of χ² over its degrees of freedom from 1."""
 
-CORRELATED = 0.01
+EXPLAINED_SHARE = 0.01
 """Largest acceptable share of an increment's variance that another branch, or the input, explains beyond chance."""
 
-KURTOSIS = 0.2
+EXCESS_KURTOSIS = 0.2
 """Largest acceptable relative excess of the fourth moment of increments over that of normals."""
 
-UNNORMED = 0.1
+NORM_ERROR = 0.1
 """Largest acceptable distance of a mean square after a norm from 1; the constant in the root takes some percent."""
 
-RESHAPED = 1.15
+SHAPE_RATIO = 1.15
 """Largest acceptable ratio of a gain or temperature that the data prefer to the assumed one."""
 
 BRANCH_LEVEL = LEVEL / 7
 """False-alarm probability of each of the seven tests of increments."""
 
-DECLARED, NAMED = 4.0, 3
+DECLARED_DEVIATIONS, NAMED_LAYERS = 4.0, 3
 """Distance of a strength from the declared one, in posterior standard deviations, above which there is a note; and the
 number of layers with other strengths that a verdict names."""
 
 # Sizes of what is compared, and what counts as equal.
 
-CLIP = 5.0
+LARGEST_INNOVATION = 5.0
 """Bound on innovations, in standard deviations, so that no outlier masks others; under the law one in two million
 exceeds it."""
 
-PRIOR_SD, TIGHT, FLAT = 1.5, 0.75, 1e-9
+PRIOR_SD, TESTED_PRIOR_SD, FLAT_PRECISION = 1.5, 0.75, 1e-9
 """Of a coordinate on the real line: the standard deviation, about 0, by the default priors; that above which a prior is
 not tested against the data; and the precision by a prior that says nothing."""
 
-PRECISE, MANY = 0.1, 1e6
+TARGET_SD, LARGEST_REMEDY = 0.1, 1e6
 """Standard deviation, on the real line, to which `identification` extrapolates the number of networks, and the factor
 from which more networks are no remedy."""
 
-SAME, SAME_START = 1e-6, 1e-4
+EQUAL_NUMBERS, EQUAL_STARTS = 1e-6, 1e-4
 """Relative distance up to which numbers are equal that may have been stored in different types; and that up to which
 covariances of different hidden states are the same start."""
 
-PAIRED = 64
+PAIRED_NETWORKS = 64
 """Largest number of networks whose pairs are tested for shared weights."""
 
 FEWEST_DRAWS, FEWEST_SMOOTHED = 4, 50
@@ -130,14 +136,14 @@ SKEWED_TRANSITIONS, SKEWED_DRAWS, FEWEST_REPEATS, MOST_REPEATS = 4096, 8192, 4, 
 """Largest numbers of transitions whose skewness is tested, and of exact layers that are drawn from their starts; of
 each start at least 4, which give a variance, and at most 64."""
 
-NORMAL_BLOCKS, NORMALS = 40, 100
+NORMAL_BLOCKS, NORMALS_OF_A_BLOCK = 40, 100
 """Blocks of normal increments, and the number in each, of whose fourth moments the law is taken."""
 
-LARGEST_ENTRY, NEAREST, EXACT = 1e6, 256, 96
+LARGEST_ENTRY, NEAREST_LAYERS, EXACT_DRAWS = 1e6, 256, 96
 """Of layers out of range: the entry of V from which it has exploded, the largest number that are compared, and of exact
 ones for each. The sd of 96 draws has an error of 7 %; with 24, 15 %, one of eight sets with shared weights passed."""
 
-COMPARED, COMPARED_FORMS, RATIOS = 16_384, 2**18, 16
+COMPARED_TRANSITIONS, COMPARED_FORMS, SIMULATED_SETS = 16_384, 2**18, 16
 """Largest number of transitions to which other architectures are fitted; and of entries of the forms W_q, with another
 mask than the fitted one: 1,638 transitions of 4 tokens, 113 of 8, in 0.3 and 2 s the first time, where 1,024 of 8
 tokens would take 11 s. And the number of simulated data sets by which evidence is corrected."""

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import pandas as pd
 
 from sdeinfer._html import render
-from sdeinfer.diagnostics._thresholds import MOST
+from sdeinfer.diagnostics._thresholds import FRACTION_IN_RANGE
 
 IN_RANGE = "transitions in range"
 
-Topic = Literal["converged", "identified", "calibrated", "declared", "architecture", "agrees with the theory", "true"]
+Topic = Literal["converged", "identified", "calibrated", "architecture", "agrees with the theory", "true"]
 
 State = Literal["pass", "unsure", "fail"]
 
@@ -19,7 +19,6 @@ QUESTIONS: dict[Topic, str] = {
     "converged": "Did the sampler converge?",
     "identified": "Do the data identify the parameters?",
     "calibrated": "Do the layers follow the fitted law?",
-    "declared": "Are the strengths those declared?",
     "architecture": "Is this architecture among the best compared?",
     "agrees with the theory": "Do the networks agree with the theory?",
     "true": "Is the truth recovered?",
@@ -62,6 +61,11 @@ def at_least(topic: Topic, name: str, value: Any, threshold: float, advice: str)
     """A verdict that passes if the value is at least the threshold; NaN fails."""
     value = float(value)
     return Verdict(topic, name, value, threshold, value >= threshold, advice)
+
+
+def if_significant(value: Any, p: Any, level: float, *, null: float = 0.0) -> float:
+    """A statistic that is significant at a level; else the value that it has under the law."""
+    return float(value) if p < level else null
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Check:
         parts = [claim] if claim else []
         parts += [f"these data do not identify {', '.join(self.unidentified)}"] if self.unidentified else []
         share = next((verdict.value for verdict in self.verdicts if verdict.name == IN_RANGE), 1.0)
-        if share < MOST:
+        if share < FRACTION_IN_RANGE:
             parts.append(f"only {100 * share:.2g}% of the transitions are in range and were fitted")
         return ": ".join([self.state, "; ".join(parts)]) if parts else self.state
 

@@ -23,7 +23,7 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._innovations import LawAt, Scores, law_at, scores_of
 from sdeinfer.infer._measures import Measure, measures_of
-from sdeinfer.infer._networks import SAMPLE, Networks
+from sdeinfer.infer._networks import SAMPLED_TRANSITIONS, Networks
 from sdeinfer.infer._problem import AbstractProblem, Prepared
 from sdeinfer.infer._range import Range, range_to_fit
 from sdeinfer.likelihood._reduction import Layout, Sums, path_layout, statistics_of_sums, sums_of
@@ -31,7 +31,7 @@ from sdeinfer.likelihood._transitions import Path, used_of, with_used
 from sdeinfer.observation._doubts import first_fault, labels_of, last_marks, require_different
 from sdeinfer.terms import AbstractTerm
 
-KEPT = 256
+NETWORKS_IN_MEMORY = 256
 """Largest number of networks in memory, which a posterior keeps for predictions and checks."""
 
 
@@ -59,8 +59,10 @@ def _prepared_from_chunks(
     data, damaged = examined(data, leave_out_damaged=leave_out_damaged)
     sample, chunks = some_of(data), [chunk for chunk in chunks_of(data) if used_of(chunk).any()]
     phase("finding the range of the law")
-    times = int(used_of(data).any(axis=1).sum()) / sample.sizes["network"]
-    path, attributes, bounds = range_to_fit(problem, sample, problem.transitions(sample), largest_logit, times)
+    networks_per_sample = int(used_of(data).any(axis=1).sum()) / sample.sizes["network"]
+    path, attributes, bounds = range_to_fit(
+        problem, sample, problem.transitions(sample), largest_logit, networks_per_sample
+    )
     path.require_densities()
     # Transitions are used within 1.5 times the range of log e: of normals, the largest of 10⁸ is 1.5 times that of 10⁴.
     layout, widths = path_layout(path, margin=1.5), np.unique(data["width"].values.astype(np.float64))
@@ -76,8 +78,10 @@ def _prepared_from_chunks(
         law = law_at(kind, u, widths=widths)
         return _total(map_chunks(partial(_scores, others=others, law=law), chunks, name="exact"))
 
-    some = path.thinned(SAMPLE)
-    joint = problem.adjusted_by(problem.unadjusted(of_all), some, scores, times=transitions / len(some))
+    some = path.thinned(SAMPLED_TRANSITIONS)
+    joint = problem.adjusted_by(
+        problem.with_identity_adjustment(of_all), some, scores, data_per_sample=transitions / len(some)
+    )
     statistics = dataclasses.replace(problem.statistics(path, layout, pooled=False), adjustment=joint.adjustment)
     attributes |= {
         "largest_logit": largest_logit,
@@ -121,7 +125,7 @@ def some_of(data: xr.Dataset) -> xr.Dataset:
     """Some of the networks with used transitions, evenly spaced, in memory."""
     networks = np.flatnonzero(used_of(data).any(axis=1))
     size = 8 * int(np.prod([data.sizes[dim] for dim in ("layer", "token_a", "token_b")]))
-    count = min(len(networks), KEPT, max(1, 2**27 // size))  # 128 MiB
+    count = min(len(networks), NETWORKS_IN_MEMORY, max(1, 2**27 // size))  # 128 MiB
     return data.isel(network=networks[np.linspace(0, len(networks) - 1, count).round().astype(int)]).compute()
 
 

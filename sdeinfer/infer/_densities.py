@@ -26,7 +26,7 @@ from sdeinfer.likelihood._path import AbstractPath, Adjustment
 from sdeinfer.likelihood._program import PATH, layer_in
 from sdeinfer.likelihood._statistics import PathStatistics
 
-ENTRIES = 2**24
+DENSITY_ENTRIES = 2**24
 """Bound on the entries of the likelihood's arrays at the draws evaluated at a time; fewer draws with many tokens."""
 
 type Sites = dict[str, Any]
@@ -34,14 +34,14 @@ type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
 
 
 @functools.cache
-def given_latent(model: AbstractModel) -> Callable[[PyTree, Array | None], None]:
+def given_latent_layers(model: AbstractModel) -> Callable[[PyTree, Array | None], None]:
     """The model conditioned on its latent layers, a function of data and latent layers (None if it has none)."""
 
-    def fixed(prepared: PyTree, latent: Array | None) -> None:
+    def conditioned(prepared: PyTree, latent: Array | None) -> None:
         with handlers.condition(data={model.site: jnp.asarray(latent)} if isinstance(model, LatentLayers) else {}):
             model(prepared)
 
-    return fixed
+    return conditioned
 
 
 def trace_at(program: Callable[..., None], data: tuple[PyTree, ...], sites: Sites) -> dict[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def trace_at(program: Callable[..., None], data: tuple[PyTree, ...], sites: Site
 
 
 class AtDraws(NamedTuple):
-    """Latent and deterministic sites, log densities of the latent ones, and coordinates of the layer if there is one.
+    """Values of the unobserved sites, their log prior densities, and coordinates of the layer if there is one.
 
     Arrays have leading axes (chain, draw).
     """
@@ -63,7 +63,7 @@ class AtDraws(NamedTuple):
 
 def constrained(model: AbstractModel, prepared: PyTree, z: Sites, latent: Array | None = None) -> AtDraws:
     """The values of a program's sites at unconstrained draws z."""
-    return AtDraws(*over_draws(functools.partial(_constrain, given_latent(model), (prepared, latent)), z))
+    return AtDraws(*over_draws(functools.partial(_constrain, given_latent_layers(model), (prepared, latent)), z))
 
 
 def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers: Layers) -> dict[str, np.ndarray]:
@@ -72,7 +72,7 @@ def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers
     By NumPy for a model of one layer at draws of it: JAX would compile this for each number of networks, in .9 s.
     """
     entries = prepared.entries if isinstance(prepared, PathStatistics) else 1
-    most = max(1, ENTRIES // entries)
+    most = max(1, DENSITY_ENTRIES // entries)
     if model.is_one_layer and isinstance(prepared, PathStatistics) and layers is not None:
         densities = functools.partial(densities_at, prepared, prepared.assumptions.kind)
         return {PATH: over_draws(densities, layers, min(1000, most))}
@@ -97,22 +97,22 @@ def prior_draws(
     return over_draws(functools.partial(_draw_prior, model, data, key), np.arange(draws, dtype=np.uint32)[None])
 
 
-def latent_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the unconstrained values of a program's latent sites by name, in the program's order."""
+def unobserved_structure(model: Callable[..., None], *data: PyTree) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of the unconstrained values of a program's unobserved sites by name, in the program's order."""
     leaves, structure = jax.tree.flatten(data)
     shapes = (jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-    return _latent_structure(model, structure, tuple(shapes))
+    return _unobserved_structure(model, structure, tuple(shapes))
 
 
 @functools.lru_cache(maxsize=64)
-def _latent_structure(
+def _unobserved_structure(
     model: Callable[..., None], structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> dict[str, jax.ShapeDtypeStruct]:
     names: list[str] = []
 
     def run(*data: PyTree) -> list[Array]:
         trace = handlers.trace(handlers.seed(model, jr.key(0))).get_trace(*data)
-        sites = {name: site for name, site in trace.items() if _is_latent(site)}
+        sites = {name: site for name, site in trace.items() if _is_unobserved(site)}
         names.extend(sites)
         # A Dirichlet's value of three numbers has an unconstrained one of two.
         values = {name: jnp.asarray(site["value"]) for name, site in sites.items()}
@@ -145,7 +145,7 @@ def _coordinates_in(trace: Mapping[str, dict[str, Any]]) -> Array | None:
     return None if layer is None else jnp.moveaxis(layer.coordinates.unconstrained(layer.parameters()), 0, -1)
 
 
-def _is_latent(site: dict[str, Any]) -> bool:
+def _is_unobserved(site: dict[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
@@ -154,7 +154,7 @@ def _constrain(program: Callable[..., None], data: tuple[PyTree, ...], z: Sites)
     def of_draw(z: Sites) -> tuple[Sites, Sites, Array | None]:
         sites = constrain_fn(program, data, {}, z, return_deterministic=True)
         trace = trace_at(program, data, sites)
-        log_prior = {name: site["fn"].log_prob(site["value"]) for name, site in trace.items() if _is_latent(site)}
+        log_prior = {name: site["fn"].log_prob(site["value"]) for name, site in trace.items() if _is_unobserved(site)}
         return sites, log_prior, _coordinates_in(trace)
 
     return jax.vmap(of_draw)(z)
@@ -177,7 +177,9 @@ def _draw_prior(
     def draw(number: Array) -> tuple[Sites, Array | None]:
         trace = handlers.trace(handlers.seed(model, jr.fold_in(key, number))).get_trace(*data)
         sites = {
-            name: site["value"] for name, site in trace.items() if _is_latent(site) or site["type"] == "deterministic"
+            name: site["value"]
+            for name, site in trace.items()
+            if _is_unobserved(site) or site["type"] == "deterministic"
         }
         return sites, _coordinates_in(trace)
 

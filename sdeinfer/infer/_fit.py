@@ -71,7 +71,7 @@ def fit(
         sampler: a sampler, whose chains, draws and warmup replace the three arguments above. If None, `NUTS`, or
             `Metropolis` for models with latent layers.
         predictions: number of posterior draws at which the observed networks are replicated; and of the prior, as many
-            as of one chain. "auto" is 100, and fewer, 20 at least, for networks with more than 1,300 layers in all. All
+            as of one chain. "auto" is 100, and fewer, 20 at least, for networks with more than 650 layers in all. All
             draws if None, so that ArviZ's functions of predictions need no selection of draws.
         predictive: law of the replicates, that of the fit if None: by "finite-width" networks of the observed widths,
             drawn by their exact chain; by "limit" paths of the SDE.

@@ -123,51 +123,57 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
     return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
 
 
-def shift_to_exact_mode(
+NEGLIGIBLE_STEP, LONGEST_STEP, LARGEST_SHIFT, MOST_PASSES = 0.25, 4.0, 0.5, 8
+"""Of the search for the mode of the uncompressed law: a step, in posterior standard deviations, that is taken without a
+further pass over the data, with an error of about a tenth of it at n = 32; the longest step, and the largest shift of a
+coordinate, of which one must hold; and the largest number of passes over the data."""
+
+
+def shift_to_uncompressed_mode(
     scores: Callable[[np.ndarray], Scores],
     statistics: PathStatistics,
     architecture: AbstractLayer,
     u: Float[np.ndarray, " coordinates"],
     free: Bool[np.ndarray, " coordinates"],
-    curvature: Float[np.ndarray, "coordinates coordinates"],
+    prior_precision: Float[np.ndarray, "coordinates coordinates"],
     start: Float[np.ndarray, " coordinates"],
 ) -> Float[np.ndarray, " coordinates"]:
-    """The mode of the exact posterior less that of the statistics' posterior, u; 0 if they are too far apart.
+    """The mode by the uncompressed law less u, the mode by the statistics; 0 if they are too far apart.
 
-    The curvature is that of the priors; the search begins at a shift, such as that of a sample of the transitions.
+    The search begins at a shift, such as that of a sample of the transitions.
     """
     if not free.any():
         return np.zeros_like(u)
     # The priors' score at the statistics' mode is minus the statistics' score there.
     pooled = jax.tree.map(np.asarray, statistics.pooled())
     laws = laws_on_host(architecture, points_around(u), pooled.widths, "finite-width")
-    of_priors = -slopes(pooled.log_density(laws, pooled.value).sum(axis=-1))
+    prior_slope = -slopes(pooled.log_density(laws, pooled.value).sum(axis=-1))
 
-    def exact(shift: np.ndarray) -> Scores:
-        bent = curvature @ shift
-        priors = Scores(float((of_priors - bent / 2) @ shift), of_priors - bent, curvature)
+    def uncompressed(shift: np.ndarray) -> Scores:
+        bend = prior_precision @ shift
+        priors = Scores(float((prior_slope - bend / 2) @ shift), prior_slope - bend, prior_precision)
         return jax.tree.map(np.add, priors, scores(u + shift))
 
     shift = start
-    step, current = np.zeros_like(u), exact(shift)
-    # A step of so many standard deviations is taken without a further pass; its error is about a tenth of it at n = 32.
-    first, short = current.information, 0.25
-    for _ in range(8):  # passes over the data
+    step, current = np.zeros_like(u), uncompressed(shift)
+    first_information = current.information
+    for _ in range(MOST_PASSES):
         information = current.information[np.ix_(free, free)]
         step[free] = np.linalg.solve(information, current.score[free])
         length, largest = math.sqrt(step @ current.information @ step), abs(step).max()
-        whole = math.sqrt((shift + step) @ first @ (shift + step))
-        # Features that large make the uncompressed law, an expansion in them, hold less than that of the statistics,
-        # as in networks that explode. With much data a small shift is many standard deviations long.
-        if not max(length, whole) < 4.0 and not max(largest, abs(shift + step).max()) < 0.5:
+        whole = math.sqrt((shift + step) @ first_information @ (shift + step))
+        # The uncompressed law expands in the features. Where these are large, as in networks that explode, the law of
+        # the statistics is more accurate. With much data a small shift is many standard deviations long.
+        is_near = max(length, whole) < LONGEST_STEP or max(largest, abs(shift + step).max()) < LARGEST_SHIFT
+        if not is_near:  # also where the information is not finite
             return np.zeros_like(u)
-        if length < short:
+        if length < NEGLIGIBLE_STEP:
             return shift + step
-        trial = exact(shift + step)
+        trial = uncompressed(shift + step)
         while not trial.density > current.density:
             step = step / 2
-            if step @ current.information @ step < short**2:
+            if step @ current.information @ step < NEGLIGIBLE_STEP**2:
                 return shift
-            trial = exact(shift + step)
+            trial = uncompressed(shift + step)
         shift, current = shift + step, trial
     return shift

@@ -8,7 +8,7 @@ import xarray as xr
 from jaxtyping import Int, PRNGKeyArray
 
 from sdeinfer.infer._covariances import AbstractCovariances
-from sdeinfer.infer._densities import given_latent, prior_draws
+from sdeinfer.infer._densities import given_latent_layers, prior_draws
 from sdeinfer.infer._latent_densities import draw_latent, latent_mode
 from sdeinfer.infer._measures import Measure, relu_growth
 from sdeinfer.infer._metropolis import Metropolis
@@ -36,7 +36,7 @@ class Latent(AbstractCovariances):
 
     def prior(self, prepared: Prepared, *, draws: int, key: PRNGKeyArray) -> tuple[Sites, Layers]:
         latent = draw_latent(self.model, prepared.networks, key)
-        return prior_draws(given_latent(self.model), prepared.networks, latent, draws=draws, key=key)
+        return prior_draws(given_latent_layers(self.model), prepared.networks, latent, draws=draws, key=key)
 
     def transitions(self, data: xr.Dataset) -> Path:
         return self.model.transitions(data)

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from sdeinfer._progress import phase
-from sdeinfer.infer._densities import given_latent, latent_structure, trace_at
+from sdeinfer.infer._densities import given_latent_layers, trace_at, unobserved_structure
 from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.infer._mode import Mode, found_from
 from sdeinfer.likelihood._model import LatentLayers
@@ -31,14 +31,14 @@ def draw_latent(model: LatentLayers, prepared: PyTree, key: PRNGKeyArray) -> Flo
 
 def log_prior(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, ""]:
     """Log prior density of the unconstrained parameters, without the latent layers."""
-    trace = trace_at(given_latent(model), (prepared, latent), {})
-    parameters = handlers.block(given_latent(model), hide=[model.site, _observed_site(model, trace)])
+    trace = trace_at(given_latent_layers(model), (prepared, latent), {})
+    parameters = handlers.block(given_latent_layers(model), hide=[model.site, _observed_site(model, trace)])
     return jnp.asarray(-potential_energy(parameters, (prepared, latent), {}, z))
 
 
 def log_weights(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> Float[Array, " bridges"]:
     """Log likelihood of the observation at the end of each bridge, given the latent layers."""
-    trace = trace_at(given_latent(model), (prepared, latent), sites_at(model, prepared, z, latent))
+    trace = trace_at(given_latent_layers(model), (prepared, latent), sites_at(model, prepared, z, latent))
     site = trace[_observed_site(model, trace)]
     return site["fn"].log_prob(site["value"])
 
@@ -49,7 +49,7 @@ def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -
     latent = draw_latent(model, prepared, jr.key(0))
 
     def evaluate(sites: dict[str, Array]) -> dict[str, Array]:
-        trace = trace_at(given_latent(model), (prepared, latent), sites)
+        trace = trace_at(given_latent_layers(model), (prepared, latent), sites)
         return {name: trace[name]["fn"].log_prob(trace[name]["value"]) for name in sites}
 
     return jax.vmap(jax.vmap(evaluate))(sites)
@@ -57,7 +57,7 @@ def log_priors(model: LatentLayers, prepared: PyTree, sites: dict[str, Array]) -
 
 def sites_at(model: LatentLayers, prepared: PyTree, z: dict[str, Array], latent: Array) -> dict[str, Any]:
     """Values of the sampled and deterministic sites by name, without the latent layers."""
-    sites = constrain_fn(given_latent(model), (prepared, latent), {}, z, return_deterministic=True)
+    sites = constrain_fn(given_latent_layers(model), (prepared, latent), {}, z, return_deterministic=True)
     return {name: value for name, value in sites.items() if name != model.site}
 
 
@@ -85,7 +85,7 @@ def _latent_mode(
     # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
     keys = jr.split(key, 8)
     latent = draw_latent(model, prepared, key)
-    sites = tuple(latent_structure(given_latent(model), prepared, latent)) if start is None else start.sites
+    sites = tuple(unobserved_structure(given_latent_layers(model), prepared, latent)) if start is None else start.sites
 
     def potential(x: np.ndarray) -> float:
         return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))

@@ -24,10 +24,10 @@ from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
 
-FREEDOM = 6.0
+PROPOSAL_FREEDOM = 6.0
 """Degrees of freedom of the t distribution of the independence moves."""
 
-CHUNK = 100
+BAR_ITERATIONS = 100
 """Iterations between updates of the progress bar."""
 
 
@@ -49,10 +49,10 @@ class Metropolis(AbstractSampler):
         if not isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has no latent layers; use NUTS")
         around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, self.chains))
-        chains = LatentChains(model, around.sites, self.warmup, CHUNK, prepared)
+        chains = LatentChains(model, around.sites, self.warmup, BAR_ITERATIONS, prepared)
         centre, sd = (jnp.asarray(x, float) for x in (around.x, around.sd))
         start = tuple(chains.start(centre, sd, jr.fold_in(key, number)) for number in range(self.chains))
-        sizes = {"warmup": self.warmup, "draws": self.draws, "chunk": CHUNK}
+        sizes = {"warmup": self.warmup, "draws": self.draws, "chunk": BAR_ITERATIONS}
         records = in_chunks(_advance, chains, start, **sizes, progress=progress)
         samples = records["samples"]
         prior = jax.tree.map(np.asarray, log_priors(model, prepared, {name: samples[name] for name in around.sites}))
@@ -151,9 +151,9 @@ class LatentChains(eqx.Module):
         """One random-walk (`near`) or independence move of θ, and its acceptance probability."""
         key_x, key_choice = jr.split(key)
         proposal = state.proposal
-        normal, chi = jr.normal(key_x, state.x.shape), jr.chisquare(jr.fold_in(key_x, 1), FREEDOM)
+        normal, chi = jr.normal(key_x, state.x.shape), jr.chisquare(jr.fold_in(key_x, 1), PROPOSAL_FREEDOM)
         neighbour = state.x + jnp.exp(proposal.log_step) * proposal.factor @ normal
-        anywhere = proposal.mean + proposal.factor @ normal * jnp.sqrt(FREEDOM / chi)
+        anywhere = proposal.mean + proposal.factor @ normal * jnp.sqrt(PROPOSAL_FREEDOM / chi)
         x = jnp.where(near, neighbour, anywhere)
         correction = jnp.where(near, 0.0, _log_t(proposal, state.x) - _log_t(proposal, x))
         prior, weight = self._prior(x, state.latent), self._weights(x, state.latent)
@@ -200,7 +200,7 @@ def _learned(proposal: Proposal) -> Proposal:
 def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, ""]:
     """Log density of the independence proposal, up to a constant."""
     white = jax.scipy.linalg.solve_triangular(proposal.factor, x - proposal.mean, lower=True)
-    return -(FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / FREEDOM)
+    return -(PROPOSAL_FREEDOM + len(x)) / 2 * jnp.log1p(jnp.sum(white**2) / PROPOSAL_FREEDOM)
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ from numpyro.infer.util import potential_energy
 from scipy.optimize import minimize
 
 from sdeinfer._compiler import RUN_ONCE
-from sdeinfer.infer._densities import constrained, latent_structure
+from sdeinfer.infer._densities import constrained, unobserved_structure
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, points_around, slopes
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._path import in_default_types
@@ -30,7 +30,7 @@ from sdeinfer.parameters import TAU0
 LARGEST_COORDINATE = 8.0
 """Bound on |x| for the unconstrained parameters x, such as logit γ, log τ0, log(c₊ − c₋) and (c₊ + c₋)/2."""
 
-NEWTON_STEPS, CLOSE = 8, 1e-3
+NEWTON_STEPS, LAST_STEP = 8, 1e-3
 """Largest number of Newton steps, and the length in posterior standard deviations below which the mode is reached."""
 
 LEAST_CURVATURE = 0.05
@@ -83,7 +83,7 @@ def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... va
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
     """Find the mode by L-BFGS with gradients, in double precision whatever JAX's default."""
-    structure = latent_structure(model, prepared)
+    structure = unobserved_structure(model, prepared)
     sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
     return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)
 
@@ -165,7 +165,7 @@ def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> tuple
         if not length < last or (abs(point - step) > LARGEST_COORDINATE).any():
             break
         x, last = point, length
-        if length < CLOSE:
+        if length < LAST_STEP:
             break
         point = point - step
         value, slope = objective(point)

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._covariances import AbstractCovariances
-from sdeinfer.infer._innovations import Scores, law_at, scores_of, shift_to_exact_mode
+from sdeinfer.infer._innovations import Scores, law_at, scores_of, shift_to_uncompressed_mode
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
 from sdeinfer.infer._sandwich import sandwich
 from sdeinfer.layers import AbstractLayer, template
@@ -23,10 +23,10 @@ from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, blank_statistics
 from sdeinfer.likelihood._transitions import Path, every_transition
 
-SAMPLE = 16_384
+SAMPLED_TRANSITIONS = 16_384
 """Largest number of transitions from whose starts exact layers are drawn for the adjustment of the likelihood."""
 
-FEW = 4
+SAMPLES_OF_A_START = 4
 """Transitions over those of the sample, above which the sample's shift is a start for that of all: without it a fit of
 10⁵ transitions in chunks takes 20 % longer, one more pass over the data."""
 
@@ -87,9 +87,10 @@ class Networks(AbstractCovariances):
     def statistics(self, path: Path, layout: Layout, *, pooled: bool) -> PathStatistics:
         """The statistics of transitions, with the identity adjustment where the likelihood will be adjusted."""
         pooled = pooled and not self.model.needs_networks
-        return self.unadjusted(path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions))
+        return self.with_identity_adjustment(path_statistics(path, layout, pooled=pooled, assumptions=self.assumptions))
 
-    def unadjusted(self, statistics: PathStatistics) -> PathStatistics:
+    def with_identity_adjustment(self, statistics: PathStatistics) -> PathStatistics:
+        """The statistics with an adjustment that changes nothing, in whose place the likelihood's comes."""
         if (kind := self.adjusted_kind) is None:
             return statistics
         statistics = statistics.by_network() if self.own_layers else statistics
@@ -98,8 +99,8 @@ class Networks(AbstractCovariances):
 
     def adjusted(self, statistics: PathStatistics, path: Path) -> PathStatistics:
         """The statistics of a path with the likelihood's adjustment."""
-        sample = path.thinned(SAMPLE)
-        return self.adjusted_by(statistics, sample, self.scores(path), times=len(path) / len(sample))
+        sample = path.thinned(SAMPLED_TRANSITIONS)
+        return self.adjusted_by(statistics, sample, self.scores(path), data_per_sample=len(path) / len(sample))
 
     def scores(self, path: Path) -> Callable[[np.ndarray], Scores]:
         """Sums over a path by the uncompressed law, a function of the coordinates of the layer."""
@@ -111,7 +112,12 @@ class Networks(AbstractCovariances):
         return of_path
 
     def adjusted_by(
-        self, statistics: PathStatistics, sample: Path, scores: Callable[[np.ndarray], Scores], *, times: float
+        self,
+        statistics: PathStatistics,
+        sample: Path,
+        scores: Callable[[np.ndarray], Scores],
+        *,
+        data_per_sample: float,
     ) -> PathStatistics:
         """The statistics with the likelihood's adjustment; there is none by the limit, and without a single layer.
 
@@ -119,7 +125,7 @@ class Networks(AbstractCovariances):
             statistics: those of all transitions.
             sample: some of the transitions, from whose starts exact layers are drawn.
             scores: those of all transitions, see `scores`.
-            times: number of all transitions over that of the sample.
+            data_per_sample: number of all transitions over that of the sample.
         """
         if (kind := self.adjusted_kind) is None:
             return statistics
@@ -128,13 +134,13 @@ class Networks(AbstractCovariances):
         mode = posterior_mode(self.model, together)
         layer = layer_at(self.model, together, mode)
         priors, free = layer.precision(curvature_of_priors(self.model, together, mode)), layer.sd > 0
-        adjustment = sandwich(sample, kind, layer.u, priors=priors, free=free, times=times)
+        adjustment = sandwich(sample, kind, layer.u, priors=priors, free=free, data_per_sample=data_per_sample)
         if layer.u.ndim == 1:
             start = np.zeros_like(layer.u)
-            if times > FEW:
+            if data_per_sample > SAMPLES_OF_A_START:
                 of_sample = self.statistics(sample, path_layout(sample), pooled=True)
-                start = shift_to_exact_mode(self.scores(sample), of_sample, kind, layer.u, free, priors, start)
-            shift = shift_to_exact_mode(scores, statistics, kind, layer.u, free, priors, start)
+                start = shift_to_uncompressed_mode(self.scores(sample), of_sample, kind, layer.u, free, priors, start)
+            shift = shift_to_uncompressed_mode(scores, statistics, kind, layer.u, free, priors, start)
             shift = jax.device_put(np.asarray(shift, adjustment.centre.dtype))
             adjustment = dataclasses.replace(adjustment, shift=shift)
         return dataclasses.replace(statistics, adjustment=adjustment)

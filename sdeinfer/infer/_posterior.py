@@ -10,7 +10,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from sdeinfer.infer._densities import latent_structure
+from sdeinfer.infer._densities import unobserved_structure
 from sdeinfer.infer._mode import by_site, posterior_mode, potential_and_slope, sampled_potential
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import EveryLayer
@@ -68,7 +68,7 @@ class Posterior(eqx.Module):
 
     def initial_position(self, key: PRNGKeyArray) -> dict[str, Array]:
         """A point uniform in the intervals of `AbstractModel.start_of`; its density is positive."""
-        structure = latent_structure(self.model, self.prepared)
+        structure = unobserved_structure(self.model, self.prepared)
         keys = jr.split(key, len(structure))
         position = {}
         for site_key, (name, leaf) in zip(keys, structure.items(), strict=True):

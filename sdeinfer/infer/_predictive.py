@@ -22,12 +22,12 @@ from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import STEP, step_grid
 from sdeinfer.solve._solve import fill_after
 
-FEWEST_LAYERS, ENTRIES = 3, 2**24
+FEWEST_LAYERS, PREDICTED_ENTRIES = 3, 2**24
 """Entries of the predicted covariances above which evenly spaced layers are kept, and the least number of them."""
 
 FEWEST_DRAWS, LAYERS_DRAWN = 20, 2**16
-"""Least number of draws at which networks are replicated by default, and the layers of networks that are drawn in all,
-in about a second on two cores, where there are more draws."""
+"""Least number of draws at which networks are replicated by default, and the number of layers, of all draws and
+networks, above which there are fewer draws than `MOST_DRAWS`: about a second on two cores."""
 
 
 def predict(
@@ -57,7 +57,7 @@ def predict(
     numbers, widths = data["layer"].values, data["width"].values
     V0 = np.asarray(data["covariance"].values[:, 0], jnp.result_type(float))
     draws, networks = len(layers), len(V0)
-    count = min(len(numbers), max(FEWEST_LAYERS, ENTRIES // (draws * V0.size)))
+    count = min(len(numbers), max(FEWEST_LAYERS, PREDICTED_ENTRIES // (draws * V0.size)))
     places = np.unique(np.linspace(0, len(numbers) - 1, count).round().astype(int))
     by_chain = law == "finite-width" and has_networks(architecture, data)
     replicates_of, steps = _networks if by_chain else _paths, (numbers[places] - numbers[0]).astype(int)
@@ -111,7 +111,7 @@ def _networks(
     every = int(np.gcd.reduce(steps))
     networks, observed = len(V0), int(steps[-1]) // every
     replicates = np.empty((len(layers), networks, len(steps), *V0.shape[1:]), np.float32)
-    together = max(1, ENTRIES // (V0.size * (observed + 1)))
+    together = max(1, PREDICTED_ENTRIES // (V0.size * (observed + 1)))
     for start in range(0, len(layers), together):
         some = layers[start : start + together]
         V = sample_chains(
@@ -155,11 +155,12 @@ def affordable_draws(data: xr.Dataset) -> int:
 
 
 def predicted_draws(predictions: int | None, draws: int, chains: int) -> Int[np.ndarray, " some"]:
-    """Evenly spaced draws of each chain, and of the prior, so many over all chains; all if None."""
-    if predictions is None:
-        return np.arange(draws)
-    count = min(predictions, draws)
-    return (draws // count * np.arange(count))[::chains]
+    """Choose evenly spaced draws of each chain, which together are `predictions`; all if None.
+
+    The same indices choose draws of the prior.
+    """
+    count = draws if predictions is None else min(draws, -(-predictions // chains))
+    return draws // count * np.arange(count)
 
 
 def labelled_predictions(predicted: xr.Dataset, chains: int, draws: np.ndarray) -> xr.Dataset:

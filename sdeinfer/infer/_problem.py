@@ -109,8 +109,12 @@ type Sites = Mapping[str, np.ndarray]
 class Prepared(NamedTuple):
     """Prepared data of a fit.
 
-    What the sampler needs, networks pooled where it can; the networks that have a density each, and their data; which
-    transitions are used, None for data without; and attributes of the result, which say how they were chosen.
+    Attributes:
+        joint: what the sampler gets, which calls the model's `pool` on it.
+        networks: what gives the density of each network; the same object, unless the data are in chunks.
+        data: the networks.
+        used: whether each transition was fitted; None for data without transitions.
+        attributes: those of the posterior that say how transitions were chosen.
     """
 
     joint: PyTree

@@ -38,9 +38,9 @@ from sdeinfer.layers._base import limits_on_host
 from sdeinfer.likelihood._transitions import Path, evenly_by, require_some
 from sdeinfer.observation._doubts import require_changing_norms
 
-FIRST_TERMS, NEARLY_EQUAL, FACTOR = 512, 1.25, 4
+FIRST_TERMS, NEARLY_EQUAL, ESTIMATE_GROWTH = 512, 1.25, 4
 """The first estimate of τ0 uses `FIRST_TERMS` terms (a transition has m(m + 1)/2), and all transitions whose spread is
-at most `NEARLY_EQUAL` times the smallest; each further estimate uses up to `FACTOR` times as many transitions."""
+at most `NEARLY_EQUAL` times the smallest; each further one uses up to `ESTIMATE_GROWTH` times as many transitions."""
 
 ATTENTION_GROWTH_AS_SPREAD, WITH_SPREAD = 1.9, 2.26
 """A growth g of V by the attention of one layer counts as a spread of 1.9 √g, or of 2.26 (g s²)^¼ if that is less. With
@@ -72,7 +72,7 @@ class OutOfRange(InputError):
     """No transition of the data starts inside the range of the law."""
 
 
-class Coldest(NamedTuple):
+class ColdestLayer(NamedTuple):
     """The smallest temperature of a layer, or of each network's, its largest sd, the noise a, τ0² θ₁ and τ0² κ²."""
 
     log_tau0: np.ndarray = np.zeros(())
@@ -82,7 +82,7 @@ class Coldest(NamedTuple):
     mixing: ArrayLike = 1.0
 
     @classmethod
-    def of(cls, kind: AbstractLayer, layer: LayerAt) -> "Coldest":
+    def of(cls, kind: AbstractLayer, layer: LayerAt) -> "ColdestLayer":
         coordinates = kind.coordinates
         places = [list(coordinates.sampled).index(name) for name in coordinates.temperatures]
         coldest = np.argmin(layer.u[..., places], axis=-1, keepdims=True)
@@ -106,15 +106,26 @@ class Coldest(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Bounds on starts of transitions: of `Coldest.grown`, the growth by a ReLU with θ₂ = 1, and the rounding of V."""
+    """Bounds on the starts of transitions.
 
-    coldest: Coldest = Coldest()
+    Attributes:
+        coldest: the layer whose softmax has the smallest temperature.
+        spread: bound on the spreads by `coldest.grown`, times the smallest τ0.
+        growth: bound on the growth by a ReLU with θ₂ = 1, of all networks or of each.
+        rounding: bound on the relative rounding of V.
+    """
+
+    coldest: ColdestLayer = ColdestLayer()
     spread: float = math.inf
     growth: ArrayLike = math.inf
     rounding: float = LARGEST_ROUNDING
 
     def contains(self, path: Path, measures: Measures) -> Bool[np.ndarray, " transitions"]:
-        """Whether each transition starts inside; singular initial tokens do, and are an error later."""
+        """Whether each transition starts inside.
+
+        Starts at layer 0 pass the test of rounding also where V is singular: `require_densities` later raises the error
+        that names the network.
+        """
         inside = (measures[rounding] <= self.rounding) | (path.layer == 0)
         if math.isfinite(self.spread):
             inside &= self.coldest.grown(path, measures) <= self.spread
@@ -131,23 +142,26 @@ class Selection(NamedTuple):
     bounds: Range
 
 
-def range_to_fit(problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float, times: float = 1.0) -> Selection:
+def range_to_fit(
+    problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float, data_per_sample: float = 1.0
+) -> Selection:
     """As `in_range`; if no transition is left, the half with the smallest spreads, and the reason as `out_of_range`."""
     require_changing_norms(data)
     try:
-        return in_range(problem, data, path, largest_logit, times)
+        return in_range(problem, data, path, largest_logit, data_per_sample)
     except OutOfRange as error:
         spread = measures_of(path, [logit_spread])[logit_spread]
-        half = Range(Coldest(noise=0.0, drift=0.0), float(np.median(spread)), rounding=math.inf)
+        half = Range(ColdestLayer(noise=0.0, drift=0.0, mixing=0.0), float(np.median(spread)), rounding=math.inf)
         return Selection(path.take(np.flatnonzero(spread <= half.spread)), {"out_of_range": str(error)}, half)
 
 
 def in_range(
-    problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float = LARGEST_LOGIT, times: float = 1.0
+    problem: Ranged, data: xr.Dataset, path: Path, largest_logit: float = LARGEST_LOGIT, data_per_sample: float = 1.0
 ) -> Selection:
-    """The transitions that start inside the range of the law, of `times` as many networks; by each group's τ0.
+    """Select the transitions that start inside the range of the law; each group has the range of its own τ0.
 
-    The attribute `pilot_tau0` has the τ0 of the range, or that of each group's.
+    The data have `data_per_sample` as many networks as `data`. The attribute `pilot_tau0` has the τ0 of the range, or
+    of each group's; the range of the selection is that of the last group.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")
@@ -156,7 +170,7 @@ def in_range(
         in_groups = label is not None
         try:
             members_path = path.of_networks(members) if in_groups else path
-            chosen, bounds, tau0 = _range_of_part(part, members_path, largest_logit, times)
+            chosen, bounds, tau0 = _range_of_part(part, members_path, largest_logit, data_per_sample)
         except InputError as error:
             raise type(error)(f"group {label}: {error}" if in_groups else str(error)) from error
         inside[np.isin(path.network, members)] = chosen
@@ -166,17 +180,17 @@ def in_range(
 
 
 def _range_of_part(
-    problem: Ranged, path: Path, largest_logit: float, times: float
+    problem: Ranged, path: Path, largest_logit: float, data_per_sample: float
 ) -> tuple[Bool[np.ndarray, " transitions"], Range, float]:
     """Whether each transition is inside, the range, and the τ0 that determined it; NaN without one."""
     require_some(len(path))
     kinds = problem.measures
     if not math.isfinite(largest_logit):
-        kinds -= {logit_spread, attention_growth, attention_bend}
+        kinds = kinds - {logit_spread, attention_growth, attention_bend}
     measures, bounds, tau0 = measures_of(path, kinds), Range(), math.nan
     if logit_spread in kinds:
         some, values = _inside(path, measures, bounds)
-        coldest, spread, tau0 = _largest_spread(problem, some, values, largest_logit, times)
+        coldest, spread, tau0 = _largest_spread(problem, some, values, largest_logit, data_per_sample)
         bounds = bounds._replace(coldest=coldest, spread=spread)
     if relu_growth in kinds:
         some, values = _inside(path, measures, bounds)
@@ -194,33 +208,33 @@ def _inside(path: Path, measures: Measures, bounds: Range) -> tuple[Path, Measur
 
 
 def _largest_spread(
-    problem: Ranged, path: Path, measures: Measures, largest_logit: float, times: float
-) -> tuple[Coldest, float, float]:
+    problem: Ranged, path: Path, measures: Measures, largest_logit: float, data_per_sample: float
+) -> tuple[ColdestLayer, float, float]:
     """The coldest layer, the largest spread to which a transition may grow, and τ0."""
     assert problem.kind is not None
 
-    def ascending(coldest: Coldest) -> tuple[np.ndarray, np.ndarray]:
+    def ascending(coldest: ColdestLayer) -> tuple[np.ndarray, np.ndarray]:
         grown = coldest.grown(path, measures)
         order = np.argsort(grown)
         return order, grown[order]
 
-    coldest = Coldest()
+    coldest = ColdestLayer()
     order, spread = ascending(coldest)
     estimate = problem.pilot(path)
     terms = path.tokens * (path.tokens + 1) // 2
     equal = int(np.searchsorted(spread, NEARLY_EQUAL * spread[0], side="right"))
     allowed, mode = min(len(order), max(1, FIRST_TERMS // terms, equal)), None
-    count, most, tau0 = 0, allowed, math.nan
-    while max(allowed, most) > count:
-        count = min(max(allowed, most), FACTOR * count) if count else allowed
+    count, allowed_if_warmer, tau0 = 0, allowed, math.nan
+    while max(allowed, allowed_if_warmer) > count:
+        count = min(max(allowed, allowed_if_warmer), ESTIMATE_GROWTH * count) if count else allowed
         mode, layer = estimate(order[:count], mode)
-        coldest = Coldest.of(problem.kind, layer)
+        coldest = ColdestLayer.of(problem.kind, layer)
         tau0, sd = float(np.exp(coldest.log_tau0.min())), coldest.sd
         order, spread = ascending(coldest)
-        rule = partial(transitions_allowed, largest=largest_logit, seen=count, sd=sd, times=times)
+        rule = partial(transitions_allowed, largest=largest_logit, seen=count, sd=sd, data_per_sample=data_per_sample)
         allowed = rule(spread / tau0)
         # If τ0 is hardly identified, it may be larger, and more transitions in range.
-        most = rule(spread / (tau0 * math.exp(sd)))
+        allowed_if_warmer = rule(spread / (tau0 * math.exp(sd)))
         if allowed == 0:
             # Few transitions determine τ0 poorly: raise an error only if the rule fails at larger τ0 too.
             tau0 *= math.exp(2 * sd)
@@ -269,8 +283,10 @@ def spread_growth(latent: ArrayLike, noise: ArrayLike) -> np.ndarray:
     return np.exp(2 * np.sqrt(2 * np.asarray(noise) * latent))
 
 
-def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: float, times: float = 1.0) -> int:
-    """Number of transitions with the smallest spreads, of `times` as many, that minimises the error of log τ0.
+def transitions_allowed(
+    spread: np.ndarray, largest: float, *, seen: int, sd: float, data_per_sample: float = 1.0
+) -> int:
+    """Number of transitions with the smallest spreads, that minimises the error of log τ0 of `data_per_sample` as many.
 
     `sd` is that of log τ0 given the first `seen`, 0 for a fixed τ0, which allows all up to the bound.
     """
@@ -279,6 +295,6 @@ def transitions_allowed(spread: np.ndarray, largest: float, *, seen: int, sd: fl
     bounded = np.minimum(spread, 1.0)
     information = np.cumsum(bounded**4)
     of_series = np.cumsum(bounded**8) / information
-    of_data = sd * np.sqrt(information[seen - 1] / information / times)
+    of_data = sd * np.sqrt(information[seen - 1] / information / data_per_sample)
     error = np.where(spread <= largest, of_series**2 + of_data**2, np.inf)
     return int(np.argmin(error)) + 1 if spread[0] <= largest else 0

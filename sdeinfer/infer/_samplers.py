@@ -24,7 +24,7 @@ from sdeinfer.infer._posterior import Posterior
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._model import LatentLayers
 
-CHUNK = 250
+BAR_ITERATIONS = 250
 """Iterations between updates of the progress bar."""
 
 
@@ -112,7 +112,7 @@ class AbstractMarkovChain(AbstractSampler):
             self.starts(posterior, key),
             warmup=self.warmup,
             draws=self.draws,
-            chunk=CHUNK,
+            chunk=BAR_ITERATIONS,
             progress=progress,
         )
         return recorded_draws(posterior, prepared if each is None else each, records)
@@ -128,7 +128,7 @@ class AbstractMarkovChain(AbstractSampler):
             state, position, statistics = self.step(posterior, state)
             return state, {"position": position, "statistics": statistics}
 
-        return recorded(step, state, steps, CHUNK)
+        return recorded(step, state, steps, BAR_ITERATIONS)
 
 
 def recorded_draws(posterior: Posterior, networks: PyTree, records: Mapping[str, Any]) -> Draws:

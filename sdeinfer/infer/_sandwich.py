@@ -11,6 +11,7 @@ outer product is added to J. J comes from exact layers, drawn at û from the sta
 on its start and its place in the order of the information, so that J does not depend on the order of the networks.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -25,14 +26,14 @@ from sdeinfer.infer._innovations import Innovations, LawAt, innovations, law_at
 from sdeinfer.infer._measures import logit_spread, mean_spread
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._finite_width import ATTENTION_DRIFT_NEXT, ATTENTION_NEXT
-from sdeinfer.likelihood._path import Adjustment
+from sdeinfer.likelihood._path import Adjustment, no_adjustment
 from sdeinfer.likelihood._terms import increments_of
 from sdeinfer.likelihood._transitions import Path
 from sdeinfer.networks import sample_layer
 
-OMITTED, OMITTED_OF_TWO = 1.0, 2.0
-"""Estimated omitted order of attention: −OMITTED · s² times the last retained term, with a larger value for two tokens.
-Measured in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
+OMITTED_ORDER, OMITTED_ORDER_OF_TWO = 1.0, 2.0
+"""Estimated omitted order of attention: −OMITTED_ORDER · s² times the last retained term, more for two tokens. Measured
+in the variance that is free of attention in the limit: 1.5 to 2.4 for two equal tokens, 0.9 for three, 0.5 for
 four."""
 
 LARGEST_SPREAD = 0.75
@@ -40,11 +41,14 @@ LARGEST_SPREAD = 0.75
 
 
 class Scatter(NamedTuple):
-    """The information H and the scatter J, by parts of its draws, and the effect of the omitted order on the score."""
+    """The information H, estimates of the scatter J by parts of the draws, and the bias of the score.
+
+    The bias is what the omitted order of the softmax adds to the score.
+    """
 
     information: Float[np.ndarray, "k k"]
     parts: Float[np.ndarray, "parts k k"]
-    shift: Float[np.ndarray, " k"]
+    bias: Float[np.ndarray, " k"]
 
 
 def sandwich(
@@ -54,40 +58,47 @@ def sandwich(
     *,
     priors: Float[np.ndarray, "coordinates coordinates"],
     free: Bool[np.ndarray, "*networks coordinates"] | None = None,
-    times: float,
+    data_per_sample: float,
 ) -> Adjustment:
-    """The adjustment of a likelihood; φ and C are common where each network has its own layer and û."""
+    """The adjustment of a likelihood at û, without a shift.
+
+    Where each network has its own layer and û, φ and C are common. The data have `data_per_sample` as many transitions
+    as the path.
+    """
     own_layers = u.ndim > 1
-    parts = (
+    layers = (
         [(path.of_networks(np.array([number])), point) for number, point in enumerate(u)] if own_layers else [(path, u)]
     )
-    parts = [(part, point) for part, point in parts if len(part)]
-    estimates = []
-    for part, point in parts:
-        law = law_at(architecture, point, widths=np.unique(part.width))
-        draws = math.ceil(_draws(path) * len(part) / len(path))
-        estimates.append(_scatter(part, law, architecture.with_coordinates(point), priors / times, draws))
-    information, scatters, shift = (
-        times * np.sum(column, axis=0) for column in zip(*_of_one_length(estimates), strict=True)
+    layers = [(transitions, point) for transitions, point in layers if len(transitions)]
+    scatters = []
+    for transitions, point in layers:
+        law = law_at(architecture, point, widths=np.unique(transitions.width))
+        draws = math.ceil(_draws(path) * len(transitions) / len(path))
+        layer = architecture.with_coordinates(point)
+        scatters.append(_scatter(transitions, law, layer, priors / data_per_sample, draws))
+    information, parts, bias = (
+        data_per_sample * np.sum(column, axis=0) for column in zip(*_of_one_length(scatters), strict=True)
     )
     varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
     matrix, dispersion, error = np.eye(u.shape[-1]), 1.0, 0.0
     if varies.any():
         block = np.ix_(varies, varies)
-        H, P, shift = information[block], priors[block], shift[varies]
-        scatter = scatters.mean(axis=0)[block] + np.outer(shift, shift)
+        H, P, bias = information[block], priors[block], bias[varies]
+        scatter = parts.mean(axis=0)[block] + np.outer(bias, bias)
         dispersion = _dispersion(H, scatter, P)
         matrix[block] = _matrix(H / dispersion, scatter / dispersion**2, P)
-        inverse, left = np.linalg.inv(H + P), P + np.outer(shift, shift)
-        sds = [np.sqrt(np.diagonal(inverse @ (part[block] + left) @ inverse)) for part in scatters]
+        inverse, without_draws = np.linalg.inv(H + P), P + np.outer(bias, bias)
+        sds = [np.sqrt(np.diagonal(inverse @ (part[block] + without_draws) @ inverse)) for part in parts]
         error = float(np.max(np.std(sds, axis=0) / np.mean(sds, axis=0)) / math.sqrt(max(len(sds) - 1, 1)))
-    attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(parts[0][1])))
+    attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(layers[0][1])))
     least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
-    values = (dispersion, least_tau0, u, matrix, np.zeros_like(u), error)
-    if own_layers:
-        axes = ((), (), (u.shape[-1],), matrix.shape, (u.shape[-1],), ())
-        values = tuple(np.broadcast_to(x, (len(u), *shape)) for x, shape in zip(values, axes, strict=True))
-    return Adjustment(*jax.device_put([np.asarray(x, jnp.result_type(float)) for x in values]))
+    identity = no_adjustment(u.shape[-1], len(u) if own_layers else None)
+    values = {"dispersion": dispersion, "least_tau0": least_tau0, "centre": u, "matrix": matrix, "error": error}
+    arrays = {
+        name: np.broadcast_to(np.asarray(x, jnp.result_type(float)), getattr(identity, name).shape)
+        for name, x in values.items()
+    }
+    return dataclasses.replace(identity, **jax.device_put(arrays))
 
 
 def _draws(path: Path) -> int:
@@ -109,21 +120,21 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
 
 def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, draws: int) -> Scatter:
     """The information and the scatter of the score at the mode, by draws of exact layers."""
-    observed, shift, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
+    observed, bias, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
     of_each = np.zeros((len(path), *priors.shape))
     for batch in innovations(path, law):
         observed.append(batch.score)
         of_each[batch.transitions] = batch.information_of_each
         mean_left, variance_left = omitted_order(path, batch, law, tau0)
-        shift += np.einsum("tp,tpk->k", mean_left, batch.mean)
-        shift += np.einsum("tp,tpk->k", variance_left, batch.log_variance) / 2
+        bias += np.einsum("tp,tpk->k", mean_left, batch.mean)
+        bias += np.einsum("tp,tpk->k", variance_left, batch.log_variance) / 2
     information = of_each.sum(axis=0)
     leverage = np.einsum("tkl,kl->t", of_each, np.linalg.inv(information + priors + 1e-9 * np.eye(len(priors))))
     parts = _drawn_scatters(path, law, layer, leverage, draws)
     if parts is None:
         scores = np.concatenate(observed)
         parts = (scores - scores.mean(axis=0)).T @ (scores - scores.mean(axis=0))[None]
-    return Scatter(information, parts, shift)
+    return Scatter(information, parts, bias)
 
 
 def _drawn_scatters(
@@ -195,8 +206,8 @@ def _of_one_length(scatters: list[Scatter]) -> list[Scatter]:
 
 
 def omitted_order(path: Path, batch: Innovations, law: LawAt, tau0: float) -> tuple[np.ndarray, np.ndarray]:
-    """Estimate of the order of the softmax that the law omits, see `OMITTED`, of some transitions of a path."""
-    largest = OMITTED_OF_TWO if path.tokens == 2 else OMITTED
+    """Estimate of the order of the softmax that the law omits, see `OMITTED_ORDER`, of some transitions of a path."""
+    largest = OMITTED_ORDER_OF_TWO if path.tokens == 2 else OMITTED_ORDER
     block, terms = batch.transitions, batch.terms
     omitted = largest * np.minimum(_logit_scale(path, block) / tau0, 1.0)[:, None] ** 2
     moments = law.moments.at(path.width_index(law.widths, block))

@@ -23,7 +23,7 @@ NODES = 512
 LARGEST_ERROR = 0.25
 """Largest distance from the quadrature, relative to 1 plus it, at which closed forms are confirmed."""
 
-CLOSED, BENIGN = 3, 3.0
+CLOSED_FORM_TOKENS, BENIGN_MOMENT = 3, 3.0
 """Largest number of tokens for which the closed forms are exact; and the largest moment of a V for which quadrature is
 left out, since the error of the replacement is not amplified there."""
 
@@ -52,7 +52,7 @@ def excess_products(
         uu, gg, ug = ((x * y).mT @ (x * y) / NODES for x, y in ((u, u), (g, g), (u, g)))
         return _checked(closed, (uu + gg - 2 * ug) / (1 + np.eye(Q.shape[-1], dtype=Q.dtype)))
 
-    return closed if Q.shape[-1] <= CLOSED else _where_amplified(checked, closed, 2, Q, R)
+    return closed if Q.shape[-1] <= CLOSED_FORM_TOKENS else _where_amplified(checked, closed, 2, Q, R)
 
 
 def excess_forms(
@@ -69,7 +69,7 @@ def excess_forms(
         excess = xp.matmul(next(flat), next(flat).mT)
         return _checked(closed, (excess**2).mean(axis=-2))
 
-    return closed if V.shape[-1] <= CLOSED else _where_amplified(checked, closed, 1, V, W)
+    return closed if V.shape[-1] <= CLOSED_FORM_TOKENS else _where_amplified(checked, closed, 1, V, W)
 
 
 def _oriented(Q: Float[Any, "... m m"]) -> Float[Any, "... m m"]:
@@ -90,7 +90,7 @@ def _where_amplified(checked: Callable[..., Any], closed: Any, axes: int, *array
         return checked(*arrays, closed)
     stack = closed.shape[:-axes]
     flat, *others = (x.reshape(-1, *x.shape[len(stack) :]) for x in (closed, *arrays))
-    large = np.flatnonzero(~(np.abs(flat).max(axis=tuple(range(1, flat.ndim))) <= BENIGN))
+    large = np.flatnonzero(~(np.abs(flat).max(axis=tuple(range(1, flat.ndim))) <= BENIGN_MOMENT))
     # Arrays of 2¹⁶ entries at a time stay in the cache.
     flat, at_once = flat.copy(), max(1, 2**16 // (NODES * arrays[0].shape[-1] ** (3 - axes)))
     for start in range(0, len(large), at_once):

@@ -19,7 +19,7 @@ from sdeinfer.likelihood._path import AbstractPath
 from sdeinfer.likelihood._terms import laws_on_host
 from sdeinfer.networks import covariance_chain
 
-FARTHEST = 40.0
+FARTHEST_COORDINATE = 40.0
 """Bound on the parameters on the real line, such as log τ0: beyond it, squares and cubes of them lose all digits."""
 
 
@@ -127,7 +127,7 @@ def densities_at(
 ) -> Float[np.ndarray, "points networks"]:
     """`CovariancePath.log_prob` of the path's networks at points of the layer's coordinates, by NumPy."""
     adjustment, coordinates = path.adjustment, kind.coordinates
-    inside = (abs(u) <= (FARTHEST if adjustment is not None else np.inf)).all(axis=-1)
+    inside = (abs(u) <= (FARTHEST_COORDINATE if adjustment is not None else np.inf)).all(axis=-1)
     u = np.where(inside[:, None], np.asarray(u, float), 0.0)
     if adjustment is not None:
         u = coordinates.unconstrained(adjustment.adjusted(coordinates, u.T)).T
@@ -139,13 +139,13 @@ def densities_at(
 def _inside(layer: AbstractLayer, *, adjusted: bool) -> tuple[AbstractLayer, Bool[Array, "*networks"]]:
     """A layer with other parameters where they are out of range, and whether they are in it.
 
-    An adjustment needs them on the real line, where samplers leap to ±∞: up to `FARTHEST`.
+    An adjustment needs them on the real line, where samplers leap to ±∞: up to `FARTHEST_COORDINATE`.
     """
     coordinates, values = layer.coordinates, layer.parameters()
     if not values:  # a layer of a user may declare none
         return layer, jnp.ones((), bool)
     if adjusted:
-        inside = (jnp.abs(coordinates.unconstrained(values)) <= FARTHEST).all(axis=0)
+        inside = (jnp.abs(coordinates.unconstrained(values)) <= FARTHEST_COORDINATE).all(axis=0)
     else:
         inside = ~jnp.stack([coordinates.declared[name].is_faulty(x) for name, x in values.items()]).any(axis=0)
     defaults = coordinates.constrained(jnp.zeros(len(coordinates)))

@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._block import STRENGTH
-from sdeinfer.blocks._coefficients import LOG_FACTORS, WIDEST, branch_coefficients, interpolated
+from sdeinfer.blocks._coefficients import LARGEST_FACTOR, LOG_FACTORS, branch_coefficients, interpolated
 from sdeinfer.blocks._information import adjusted_coefficients
 from sdeinfer.blocks._order import BlockOrder
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
@@ -41,9 +41,10 @@ class BranchPath(eqx.Module):
         given = checked_priors(prior, order)
         for name, shape in order.shapes.items():
             fixed = dict(given).get(name, Prior(shape)).value
-            if isinstance(fixed, float) and not 1 / WIDEST <= fixed / shape <= WIDEST:
+            if isinstance(fixed, float) and not 1 / LARGEST_FACTOR <= fixed / shape <= LARGEST_FACTOR:
                 raise InputError(
-                    f"prior: {name}: must be within a factor of {WIDEST:g} of the block's own {shape:g}, got {fixed:g}"
+                    f"prior: {name}: must be within a factor of {LARGEST_FACTOR:g} of the block's own {shape:g}, "
+                    f"got {fixed:g}"
                 )
         coefficients = jnp.asarray(adjusted_coefficients(branch_coefficients(data, order), data, order))
         return cls(

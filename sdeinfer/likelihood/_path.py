@@ -61,7 +61,7 @@ class Adjustment(eqx.Module):
         return dataclasses.replace(self, dispersion=np.ones_like(self.dispersion), matrix=identity)
 
     def of_priors(self) -> "Adjustment":
-        """An adjustment that leaves nothing of the likelihood, so that a joint density is that of the priors."""
+        """Divide the log likelihood by the largest number, so that only the priors remain, in the compiled program."""
         largest = jnp.finfo(self.dispersion.dtype).max
         return dataclasses.replace(self, dispersion=np.full_like(self.dispersion, largest))
 

@@ -25,7 +25,7 @@ from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
 from sdeinfer.likelihood._path import in_default_types
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, quadratic_pairs, row_count
 from sdeinfer.likelihood._terms import Terms
-from sdeinfer.likelihood._transitions import BLOCK, Path
+from sdeinfer.likelihood._transitions import BLOCK_TRANSITIONS, Path
 
 
 class Layout(NamedTuple):
@@ -108,7 +108,7 @@ def _is_small(e: Float[np.ndarray, "transitions p"]) -> np.ndarray:
 
 def _sample_of_features(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means of the variance features, and e and G, over a sample of the transitions."""
-    sample = path.thinned(BLOCK)
+    sample = path.thinned(BLOCK_TRANSITIONS)
     blocks = list(sample.over_blocks(sample.terms))
     variance, mixing = np.concatenate([x.variance for x in blocks]), np.concatenate([x.mixing for x in blocks])
     return variance.mean(axis=0), mixing, variance[:, ATTENTION_NEXT]

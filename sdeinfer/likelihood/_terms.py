@@ -29,7 +29,7 @@ REMEMBERED: collections.OrderedDict[bytes, "Terms"] = collections.OrderedDict()
 """Terms of the last blocks of transitions: those of 1,024 transitions of 8 tokens with a causal mask take 9 s, and a
 fit and its check pass over them ten times."""
 
-ENTRIES = 2**17
+TERM_ENTRIES = 2**17
 """Bound on the number of entries of the largest arrays (m³ per transition) computed at a time, to fit in a cache."""
 
 
@@ -103,7 +103,7 @@ def remembered_terms(
 
 def over_covariances[T](function: Callable[..., T], V: Float[np.ndarray, "transitions m m"], *arrays: np.ndarray) -> T:
     """Apply a function to blocks of V and the other arrays, and concatenate the results."""
-    size = max(1, ENTRIES // V.shape[-1] ** 3)
+    size = max(1, TERM_ENTRIES // V.shape[-1] ** 3)
     # Callers raise an error that names the network if terms overflow.
     with np.errstate(all="ignore"):
         parts = [function(*(x[start : start + size] for x in (V, *arrays))) for start in range(0, len(V), size)]

@@ -24,7 +24,7 @@ from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import outputs_of
 from sdeinfer.terms import AbstractTerm
 
-BLOCK, BLOCK_TERMS = 2048, 2**17
+BLOCK_TRANSITIONS, BLOCK_TERMS = 2048, 2**17
 """Largest number of transitions reduced at a time, and of their terms: a transition has p = m(m + 1)/2."""
 
 MANY_TOKENS = 16
@@ -97,7 +97,7 @@ class Path:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of indices of all transitions."""
-        size = max(1, min(BLOCK, BLOCK_TERMS // (self.tokens * (self.tokens + 1) // 2)))
+        size = max(1, min(BLOCK_TRANSITIONS, BLOCK_TERMS // (self.tokens * (self.tokens + 1) // 2)))
         yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
     def over_blocks[T](self, function: Callable[[np.ndarray], T]) -> Iterator[T]:

@@ -17,7 +17,7 @@ from sdeinfer._files import InputError
 from sdeinfer.meanfield._flow import SelfAttentionFlow
 from sdeinfer.meanfield._reductions import angles
 
-CLOSE = 0.999
+LEAST_COSINE = 0.999
 """Smallest inner product of neighbours in a cluster, an angle of 2.6°: as in published experiments."""
 
 
@@ -29,7 +29,7 @@ class Plateau(NamedTuple):
     end: float
 
 
-def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"]:
+def clusters(tokens: ArrayLike, *, close: float = LEAST_COSINE) -> Int[np.ndarray, " n"]:
     """The cluster of each of n tokens in D dimensions: those linked by chains of neighbours with ⟨x, x′⟩ > `close`."""
     x = np.asarray(tokens, np.float64)
     if x.ndim != 2:
@@ -40,7 +40,7 @@ def clusters(tokens: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " n"
     return connected_components(graph, directed=False)[1]
 
 
-def cluster_counts(trajectory: ArrayLike, *, close: float = CLOSE) -> Int[np.ndarray, " times"]:
+def cluster_counts(trajectory: ArrayLike, *, close: float = LEAST_COSINE) -> Int[np.ndarray, " times"]:
     """The number of `clusters` at each time of a trajectory (times, n, D)."""
     return np.array([1 + clusters(tokens, close=close).max() for tokens in np.asarray(trajectory)])
 

@@ -23,7 +23,7 @@ from scipy import stats
 
 from sdeinfer.meanfield._projected_normal import ProjectedNormal
 
-SIMULATED = 50_000
+SIMULATED_TOKENS = 50_000
 """Least number of simulated tokens: the variances of scores then have an error of about 1 %."""
 
 CAUSES = {
@@ -58,7 +58,7 @@ def score_tests(law: Any, tokens: Float[Array, "networks layers n D"], sds: Mapp
         return _directions(e, of_fitted, points, attended, pulls)
 
     second: dict[str, np.ndarray] = {}
-    repeats = math.ceil(SIMULATED / mean[..., 0].size)
+    repeats = math.ceil(SIMULATED_TOKENS / mean[..., 0].size)
     for key in jr.split(jr.key(0), repeats):
         for name, scores in scores_of(ProjectedNormal(mean, law.noise).sample(key)).items():
             second[name] = second.get(name, 0.0) + scores.T @ scores / repeats

@@ -35,7 +35,7 @@ from sdeinfer.observation._dataset import truth_of
 WEIGHTS_IN_MEMORY = 2**24
 """Largest number of entries of one weight matrix (n² per network) drawn at a time: 128 MiB in float64."""
 
-TOGETHER = 64
+BATCH_NETWORKS = 64
 """Networks per batch of the chain on a CPU, for every number of networks, so that one compiled shape serves all."""
 
 
@@ -184,7 +184,7 @@ def chains_at_once(networks: int, tokens: int, blocks: int, room: int) -> int:
     """How many of so many networks a program of the chain draws at once, with room for some observed layers."""
     drawn, returned = tokens * blocks * max(COLUMNS_AT_ONCE, tokens), tokens**2 * (room + 1)
     # An accelerator is fastest with all networks at once.
-    wanted = TOGETHER if on_cpu() else 1 << (networks - 1).bit_length()
+    wanted = BATCH_NETWORKS if on_cpu() else 1 << (networks - 1).bit_length()
     return max(1, min(wanted, 2**24 // max(drawn, returned)))
 
 

@@ -16,7 +16,7 @@ from sdeinfer.observation._arrays import library
 from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import opened, reading
 
-AT_ONCE = 2**30
+BYTES_AT_ONCE = 2**30
 """Largest size, in bytes of float64, of two layers plus all covariances of the networks that are observed together."""
 
 
@@ -39,7 +39,7 @@ def observe_file(
         *_, tokens, features = stored.shape
         observed = tokens * (stored.shape[1] if len(stored.shape) == 4 else 1)
         network_bytes = 8 * observed * (2 * features + len(stored.layers) * observed)
-        at_once = max(1, AT_ONCE // network_bytes)
+        at_once = max(1, BYTES_AT_ONCE // network_bytes)
         for first in range(0, stored.shape[0], at_once):
             observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)
             for layer in range(len(stored.layers)):

@@ -14,7 +14,7 @@ from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._stream import Link
 
-ALIKE = 0.02
+LOG_SD_TOLERANCE = 0.02
 """A difference of log σ counts if its whole interval is beyond this; a factor in the code may differ by half of it."""
 
 LARGEST_EPSILON = 1e-4
@@ -122,7 +122,7 @@ def _reading(account: Account, matrix: Matrix, product: Node) -> Reading:
     if convolves:
         rows, before = rows.mean(keepdims=True), before.mean(keepdims=True)
     factor, least = math.sqrt(np.median(rows)), math.sqrt(np.median(before / (before + LARGEST_EPSILON)))
-    of_unit_length = origin.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=ALIKE)
+    of_unit_length = origin.about.get("l2") and math.isclose(factor, node.shape[-1] ** -0.5, rel_tol=LOG_SD_TOLERANCE)
     if not whole or of_unit_length or is_a(origin.operation, "batch"):
         return reading
     return dataclasses.replace(reading, factor=factor, least=least, even=convolves or is_even(origin))
@@ -132,14 +132,14 @@ def is_even(norm: Node) -> bool:
     """Whether a norm is over features: no row then has a larger mean square than its gain, whatever ε is."""
     gain = norm.about.get("gain", {"mean": 1.0, "sd": 0.0})
     mean, sd = gain.get("mean", 1.0), gain.get("sd", 1.0)
-    if norm.rows is None or is_a(norm.operation, "batch") or sd > ALIKE * abs(mean):
+    if norm.rows is None or is_a(norm.operation, "batch") or sd > LOG_SD_TOLERANCE * abs(mean):
         return True
     rows, unit = norm.rows, mean**2
     if norm.about.get("l2"):  # entries of unit length over an axis have the mean square 1/its length
         unit = float(rows.mean())
-        if not any(math.isclose(unit, 1 / length, rel_tol=ALIKE) for length in norm.shape[1:]):
+        if not any(math.isclose(unit, 1 / length, rel_tol=LOG_SD_TOLERANCE) for length in norm.shape[1:]):
             return True
-    return bool(rows.max() < (1 + ALIKE) * unit)
+    return bool(rows.max() < (1 + LOG_SD_TOLERANCE) * unit)
 
 
 def _rows(node: Node) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-MOST = 1 << 16
+SAMPLED_ENTRIES = 1 << 16
 """Entries of a parameter from which its law is estimated, evenly spread; σ then has an error of .3 %."""
 
 type Watch = Mapping[int, Callable[[Any], None]]
@@ -62,8 +62,8 @@ class StoredTensor:
     dtype: str = "float32"
 
     def entries(self) -> np.ndarray:
-        """At most `MOST` entries; the step is odd, so that it meets all columns."""
-        return self.read(slice(None, None, 1 if self.size <= MOST else -(-self.size // MOST) | 1))
+        """At most `SAMPLED_ENTRIES` entries; the step is odd, so that it meets all columns."""
+        return self.read(slice(None, None, 1 if self.size <= SAMPLED_ENTRIES else -(-self.size // SAMPLED_ENTRIES) | 1))
 
     @property
     def size(self) -> int:

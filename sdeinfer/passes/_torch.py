@@ -16,9 +16,9 @@ import numpy as np
 from sdeinfer._files import InputError
 from sdeinfer.passes._models import named
 from sdeinfer.passes._operations import is_a, of_torch
-from sdeinfer.passes._record import MOST, Node, Record, StoredTensor, Watch, about
+from sdeinfer.passes._record import SAMPLED_ENTRIES, Node, Record, StoredTensor, Watch, about
 
-SMALL = 10_000_000
+ONE_THREAD_PARAMETERS = 10_000_000
 """Number of parameters below which a pass takes one thread: others wait for each other longer than they compute."""
 
 
@@ -84,7 +84,7 @@ def _evaluation(module: Any) -> Iterator[None]:
         module.train()  # some modules forget what they kept of earlier passes
         module.eval()
         torch.backends.mha.set_fastpath_enabled(False)
-        if sum(parameter.numel() for parameter in module.parameters()) < SMALL:
+        if sum(parameter.numel() for parameter in module.parameters()) < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)
         with stance, attention.sdpa_kernel(attention.SDPBackend.MATH):
             yield
@@ -118,7 +118,7 @@ def _rows(tensor: Any) -> np.ndarray | None:
     torch = sys.modules["torch"]
     if not tensor.is_floating_point() or tensor.numel() == 0 or tensor.is_meta:
         return None
-    if tensor.dim() < 2 or tensor.numel() // max(tensor.shape[-1], 1) > MOST:
+    if tensor.dim() < 2 or tensor.numel() // max(tensor.shape[-1], 1) > SAMPLED_ENTRIES:
         norm = torch.linalg.vector_norm(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
         return np.array([float(norm) ** 2 / tensor.numel()])
     norm = torch.linalg.vector_norm(tensor.float() if tensor.element_size() < 4 else tensor, dim=-1)
@@ -165,7 +165,7 @@ class _Notes:
 
     def _fixed(self, tensor: Any, kind: str, name: str) -> Node:
         vector = kind != "parameter" or tensor.numel() in (1, max(tensor.shape, default=1))
-        small = vector and 0 < tensor.numel() <= MOST
+        small = vector and 0 < tensor.numel() <= SAMPLED_ENTRIES
         names = (name,) if kind == "parameter" else ()
         return Node(kind, (), tuple(tensor.shape), name, names, fixed=True, about=_about(tensor) if small else {})
 
@@ -226,7 +226,7 @@ class _Notes:
             node.rows = _rows(tensor) if node.kind != "view" or is_a(node.operation, "piece") else None
             if node.kind == "contraction" and len(tensors) == 2:
                 node.about["sums"] = [_sums(operand, axis) for operand, axis in zip(tensors, (-1, -2), strict=True)]
-        elif 0 < tensor.numel() <= MOST and tensor.is_floating_point():
+        elif 0 < tensor.numel() <= SAMPLED_ENTRIES and tensor.is_floating_point():
             node.about |= _about(tensor)
 
     def _written(self, tensor: Any, node: Node) -> None:

@@ -15,10 +15,10 @@ from sdeinfer.diagnostics import known_truth
 from sdeinfer.diagnostics._summary import HDI, draws_of, identified_of, parameters_of
 from sdeinfer.plots._style import NEUTRAL, SDE, finish, legend_below, look, panels_of, symbol_of
 
-LONGEST = 22
+TITLE_CHARACTERS = 22
 """Characters of a title of one line, of which a third of a figure has room."""
 
-BETWEEN = 0.09
+INTERVAL_DISTANCE = 0.09
 """Distance of the intervals of two posteriors, in heights of the density."""
 
 
@@ -57,7 +57,7 @@ def plot_posterior(
         draws = {label: sample[name].values.ravel() for label, sample in zip(posts, samples, strict=True)}
         _panel(panel, draws, {values[name] for values in known if name in values})
     titles = [_title(name, [sample[name].values for sample in samples]) for name in names]
-    narrow = max(map(len, titles)) > LONGEST
+    narrow = max(map(len, titles)) > TITLE_CHARACTERS
     for title, panel in zip(titles, panels, strict=True):
         panel.set_title(title.replace(" = ", "\n") if narrow else title, fontsize="medium")
     if len(posts) > 1 and axes is None:
@@ -83,13 +83,14 @@ def _panel(panel: Axes, draws: Mapping[str, np.ndarray], truths: set[float]) -> 
             peak = max(peak, density.max())
     peak = peak or 1.0
     for number, (values, colour) in enumerate(zip(draws.values(), colours, strict=True)):
-        below = -BETWEEN * number * peak
+        below = -INTERVAL_DISTANCE * number * peak
         panel.plot(array_stats.hdi(values, prob=HDI), [below, below], color=colour)
         panel.plot(values.mean(), below, "o", color=colour)
     for truth in truths:
         panel.axvline(truth, color=NEUTRAL, linestyle="--", lw=1.2, zorder=0)
-    panel.set(xlim=(low, high), ylim=(-(0.05 + BETWEEN * (len(draws) - 1)) * peak, 1.05 * peak), yticks=[])
+    panel.set(xlim=(low, high), ylim=(-(0.05 + INTERVAL_DISTANCE * (len(draws) - 1)) * peak, 1.05 * peak), yticks=[])
     panel.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    panel.tick_params(axis="x", labelsize="small")
     panel.spines["left"].set_visible(False)
     finish(panel)
 
@@ -102,6 +103,6 @@ def _title(name: str, draws: Sequence[np.ndarray]) -> str:
     mean, sd = draws[0].mean(), draws[0].std()
     digits = max(0, 1 - math.floor(math.log10(sd))) if sd > 0 else 3
     numbers = f"{mean:.{digits}f} ± {sd:.{digits}f}"
-    if len(numbers) > LONGEST:
+    if len(numbers) > TITLE_CHARACTERS:
         numbers = f"{mean:.3g} ± {sd:.2g}"
     return f"{symbol} = {numbers.replace('-', '−')}"

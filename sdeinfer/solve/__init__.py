@@ -1,4 +1,10 @@
-"""Solve the covariance SDE with Diffrax."""
+"""Solve the covariance SDE by Diffrax, or by a scan; docs/theory/solver.md describes a step.
+
+`solve_from_key` solves for paths in one of two ways, which agree. Both step by `PSDSplitting`.
+
+- Concrete arguments: `solve_in_blocks` → `solve_paths`, Diffrax's loop; one program serves all grids.
+- Traced arguments: `scan_in_blocks` → `scan_paths`, a scan that is differentiable in every mode; one program per grid.
+"""
 
 from sdeinfer.solve._psd import BrownianSteps as BrownianSteps
 from sdeinfer.solve._psd import CovarianceTerm as CovarianceTerm

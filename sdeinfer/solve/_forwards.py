@@ -6,39 +6,41 @@ Along n numbers tangents cost n solves, and are as large as n results. Tests: `t
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
-FEW = 8
-"""Largest number of scalars along which a derivative is computed forwards."""
+FORWARD_SCALARS = 8
+"""Largest number of scalars along which a derivative is computed forwards: more than a shaped layer has parameters."""
 
 
 def along_few_numbers[T](function: Callable[..., T]) -> Callable[..., T]:
-    """A function of arrays: its derivatives in scalars by tangents, to any order; in other arrays as JAX has them."""
-    wrapped = jax.custom_jvp(function)
+    """Differentiate `function` by tangents where few scalars are perturbed and no arrays, otherwise as JAX does.
 
+    Derivatives of derivatives go the same way.
+    """
+    wrapped = eqx.filter_custom_jvp(function)
+
+    @wrapped.def_jvp
     def derivative(primals, tangents):
-        places = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
-        directions = [tangents[place] for place in places]
+        directions, structure = jax.tree.flatten(tangents)
+        is_perturbed = jax.tree.map(lambda tangent: tangent is not None, tangents, is_leaf=lambda x: x is None)
 
         def along(direction, values):
-            """The function, and its tangent along a direction of the scalars."""
-
-            def of_scalars(*scalars):
-                changed = dict(zip(places, scalars, strict=True))
-                return function(*(changed.get(place, value) for place, value in enumerate(values)))
-
-            return jax.jvp(of_scalars, [values[place] for place in places], direction)
+            """The function, and its tangent along a direction of the perturbed arguments."""
+            perturbed, fixed = eqx.partition(values, is_perturbed)
+            tangent = jax.tree.unflatten(structure, direction)
+            return jax.jvp(lambda perturbed: function(*eqx.combine(perturbed, fixed)), [perturbed], [tangent])
 
         def with_columns(*values):
-            basis = list(jnp.eye(len(places), dtype=directions[0].dtype))
-            return jax.vmap(along, in_axes=(0, None), out_axes=(None, 0))(basis, values)
+            """The function, and its derivatives by each of the perturbed scalars."""
+            basis = list(jnp.eye(len(directions), dtype=directions[0].dtype))
+            return jax.vmap(lambda direction: along(direction, values), out_axes=(None, 0))(basis)
 
-        if len(places) > FEW or any(map(jnp.ndim, directions)):
+        if len(directions) > FORWARD_SCALARS or any(map(jnp.ndim, directions)):
             return along(directions, primals)
+        # Wrapped again, so that the columns have the same rule.
         output, columns = along_few_numbers(with_columns)(*primals)
         return output, jax.tree.map(lambda column: jnp.tensordot(jnp.stack(directions), column, 1), columns)
 
-    wrapped.defjvp(derivative, symbolic_zeros=True)
     return wrapped

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import diffrax
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
@@ -29,11 +28,20 @@ STEP = 0.05
 
 
 class Times(eqx.Module):
-    """A grid as arrays, so that one compiled solve serves many: +∞ follows the steps, `saved` may repeat its last."""
+    """A grid as arrays, so that one compiled solve serves many.
+
+    `steps` ends in at least two +∞, because `GridSteps` reads beyond the last step. `saved` may end in copies of its
+    last time.
+    """
 
     steps: Float[Array | np.ndarray, " steps"]
     saved: Float[Array | np.ndarray, " times"]
     end: Float[Array | np.ndarray, ""]
+
+    @property
+    def max_steps(self) -> int:
+        """The number of steps for which the arrays have room."""
+        return len(self.steps) - 2
 
 
 class Grid(NamedTuple):
@@ -42,14 +50,13 @@ class Grid(NamedTuple):
     steps: tuple[float, ...]
     saved: tuple[float, ...]
 
-    def times(self, dtype: np.dtype, *, padded: bool = False) -> Times:
-        """The grid in the state's type; padded to 256, 1024, … steps and 16, 64, … times, few shapes are compiled."""
-        steps, saved = len(self.steps), len(self.saved)
-        if padded:
-            steps, saved = padded_size(steps, least=256), padded_size(saved, least=16)
+    def times(self, dtype: np.dtype) -> Times:
+        """The grid in the state's type, padded to 256, 1024, … steps and 16, 64, … times: few shapes are compiled."""
+        steps = padded_size(len(self.steps), least=256) - len(self.steps) + 2
+        saved = padded_size(len(self.saved), least=16) - len(self.saved)
         return Times(
-            np.array([*self.steps, *[np.inf] * (steps + 2 - len(self.steps))], dtype),
-            np.array([*self.saved, *[self.saved[-1]] * (saved - len(self.saved))], dtype),
+            np.array([*self.steps, *[np.inf] * steps], dtype),
+            np.array([*self.saved, *[self.saved[-1]] * saved], dtype),
             np.array(self.steps[-1], dtype),
         )
 
@@ -106,8 +113,7 @@ def limit_over(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
     if not isinstance(layer, OverDepth):
         return limit_of(layer)
     starts, middle = _steps(grid)
-    limits = layer.raise_if_out_of_range(_limits(layer, jnp.asarray(middle, float)), middle)
-    return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), jnp.asarray(starts, float))
+    return layer.raise_if_out_of_range(_limit_steps(layer, starts, middle), middle)
 
 
 def limit_over_on_host(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
@@ -116,8 +122,7 @@ def limit_over_on_host(layer: AbstractLayer, grid: Grid) -> Limit | LimitSteps:
         return limit_on_host(layer)
     starts, middle = _steps(grid)
     layer.check_range(middle)
-    limits = jax.tree.map(np.asarray, _limits(layer, jnp.asarray(middle, float)))
-    return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), starts)
+    return jax.tree.map(np.asarray, _limit_steps(layer, starts, middle))
 
 
 def _steps(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
@@ -128,5 +133,6 @@ def _steps(grid: Grid) -> tuple[np.ndarray, np.ndarray]:
 
 
 @jax.jit
-def _limits(layer: OverDepth, times: Array) -> Limit:
-    return jax.vmap(lambda time: layer.at(time).limit())(times)
+def _limit_steps(layer: OverDepth, starts: Array, times: Array) -> LimitSteps:
+    limits = jax.vmap(lambda time: layer.at(time).limit())(times)
+    return LimitSteps(jax.tree.map(lambda c: c[:, None], limits), starts)

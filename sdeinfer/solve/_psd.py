@@ -26,15 +26,17 @@ from sdeinfer.terms._limit import Limit, LimitSteps
 class BrownianSteps(diffrax.AbstractBrownianPath):
     """A Brownian motion that is evaluated only over the steps of one fixed grid.
 
-    Each increment is drawn from the key and the start of its step, so that evaluating a step again, as checkpointed
-    reverse-mode differentiation does, gives the same increment. Diffrax's `UnsafeBrownianPath` draws in the same way
-    but refuses reverse mode, because it cannot know that the grid is fixed; here it is.
+    Each increment is drawn from the key, the block and the start of its step, so that evaluating a step again, as
+    checkpointed reverse-mode differentiation does, gives the same increment. Diffrax's `UnsafeBrownianPath` draws in
+    the same way. This class adds blocks, which share a key; starts in single precision, so that grids that differ by
+    rounding share their increments; and normals that are faster than those of `jax.random`.
 
     Attributes:
         shape: shape and type of one increment; paths are its last axis.
         key: PRNG key.
         block: number of this motion among those that share the key.
-        together: number of paths to draw, of which the first are kept; None draws as many as `shape` has.
+        together: number of paths to draw, of which the first are kept; None draws as many as `shape` has. A traced
+            solve of few paths draws a whole block, as a concrete solve does, so that both have the same noise.
     """
 
     shape: jax.ShapeDtypeStruct = eqx.field(static=True)
@@ -57,8 +59,7 @@ class BrownianSteps(diffrax.AbstractBrownianPath):
         if t1 is None or use_levy:
             raise ValueError("a Brownian motion on steps has increments only: no values at single times, no Lévy areas")
         t0, t1 = eqxi.nondifferentiable(t0), eqxi.nondifferentiable(t1)
-        # In single precision, so that grids that differ by rounding share their increments; `step_grid` refuses steps
-        # that single precision cannot resolve.
+        # `step_grid` refuses steps that single precision cannot resolve.
         start = jax.lax.bitcast_convert_type(jnp.asarray(t0, jnp.float32), jnp.uint32)
         # The top bit separates these keys from all others derived from the same key.
         block = jnp.asarray(self.block, jnp.uint32) | jnp.uint32(1 << 31)
@@ -109,15 +110,16 @@ class PSDSplitting(diffrax.AbstractItoSolver):
     The state y is the factor X, of shape (m, m, *paths); or, with tangents, the factor [X; Ẋ] of the joint covariance
     of tokens and tangents, of shape (2m, 2m, *paths). The flows are those of the drifts that add covariances (ReLU), of
     the drifts that move the factor (attention), and of the noises, see `solve._splitting`. The flows of a step are
-    composed in this order and, in every other step, in reverse order: two steps together are then symmetric. A single
-    step more adds an error of O(h²), once.
+    composed in this order and, in every other step, in reverse order: two steps together are then symmetric. An odd
+    number of steps leaves one error of O(h²).
 
     The solver state has the stopping time of each path; a stopped path keeps its state. A path is stopped
 
     - at the end of the step in which an eigenvalue of V reaches `lowest` or `highest` (Fig. 5), and
     - at the start of a step over which its drift would change V by more than half of V, that overflows, or that ends
       where the path explodes at once: the attention drift is cubic, so the path explodes within about that step (§4.4).
-      With dV/dt = θ₁ T V and T quadratic in V, V is infinite after 1/(2θ₁T): at this bound, after the step.
+      With dV/dt = θ₁ T V and T quadratic in V, V is infinite after the time 1/(2θ₁T). At the bound θ₁ T h = ½ this
+      time is h: the end of the step.
 
     Attributes:
         lowest: eigenvalue of V at or below which a path is stopped; None for no bound.

@@ -17,11 +17,11 @@ from sdeinfer.covariance._factors import factor_on_host
 from sdeinfer.covariance._matrix import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import check_parameters
-from sdeinfer.solve._blocks import in_blocks, solve_in_blocks
+from sdeinfer.solve._blocks import scan_in_blocks, solve_in_blocks
 from sdeinfer.solve._forwards import along_few_numbers
 from sdeinfer.solve._grid import STEP, Grid, limit_over, limit_over_on_host, step_grid
 from sdeinfer.solve._psd import PSDSplitting
-from sdeinfer.solve._solve import fill_after, scan_paths
+from sdeinfer.solve._solve import fill_after
 
 
 @checked
@@ -39,9 +39,10 @@ def simulate(
     """Simulate the covariance SDE dV = b(V) dt + Σ(V)^{1/2} dB of Corollary 4.3 from V0 at time 0.
 
     The result is differentiable with respect to the layer's parameters and V0, in forward and reverse mode and to any
-    order. At a singular V0, as of equal tokens, it is so along changes that keep the rank, as those of x in V0 = x xᵀ:
-    a path goes with the root of an eigenvalue that leaves 0, and its derivative by single entries of such a V0 is
-    another number than that of the mean. Take differences there, or a V0 that is definite.
+    order. At a singular V0, as of equal tokens, the derivative is right only along changes that keep the rank, as those
+    of x in V0 = x xᵀ. A change that raises the rank moves a path by the square root of the new eigenvalue. The
+    derivative with respect to single entries of V0 is then not the derivative of the mean. Use finite differences, or a
+    definite V0.
 
     Arguments:
         layer: the architecture, with its parameters.
@@ -86,25 +87,16 @@ def solve_from_key(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key)
     if all(map(is_concrete, jax.tree.leaves((layer, V0, key, jnp.zeros(()))))):  # new arrays are traced inside of jit
         X0 = factor_on_host(np.asarray(V0))[None]
         return solve_in_blocks(limit_over_on_host(layer, grid), X0, grid, paths=paths, solver=solver, key=key)
-    return _solve_traced(layer, V0, grid, solver, paths, key)
+    return _scan_traced(layer, V0, grid, solver, paths, key)
 
 
 @eqx.filter_jit
-def _solve_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
-    arrays, static = eqx.partition((layer, V0, solver, key), eqx.is_array)
-    leaves, structure = jax.tree.flatten(arrays)
-
-    def of_arrays(*leaves):
-        layer, V0, solver, key = eqx.combine(jax.tree.unflatten(structure, leaves), static)
+def _scan_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
+    def paths_of(layer, V0, solver, key):
         X0, limit = semidefinite_cholesky(V0), limit_over(layer, grid)
+        return scan_in_blocks(limit, X0, grid, paths=paths, solver=solver, key=key)
 
-        def solve(brownian):
-            block = jnp.broadcast_to(X0[..., None], (*X0.shape, brownian.shape.shape[-1]))
-            return scan_paths(limit, block, grid, brownian, solver=solver)
-
-        return in_blocks(solve, X0, paths, key, normals=limit.normals(len(X0)))
-
-    return along_few_numbers(of_arrays)(*leaves)
+    return along_few_numbers(paths_of)(layer, V0, solver, key)
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

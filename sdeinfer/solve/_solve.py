@@ -22,7 +22,7 @@ from sdeinfer.terms._limit import Limit, LimitSteps
 type Paths = tuple[Float[Array, "times m m ..."], Float[Array, "..."]]
 """V at the saved times, constant from a path's stopping time on; and the stopping times, +∞ for paths not stopped."""
 
-CHUNK = 64
+CHECKPOINT_STEPS = 64
 """Steps between two checkpoints. Memory of a reverse pass grows with the number of chunks plus this number."""
 
 
@@ -46,7 +46,7 @@ def solve_paths(
         y0=X0,
         stepsize_controller=GridSteps(steps),
         saveat=diffrax.SaveAt(ts=jnp.asarray(times.saved), fn=lambda t, X, args: gram(X), solver_state=True),
-        max_steps=len(times.steps) - 2,
+        max_steps=times.max_steps,
         adjoint=diffrax.ForwardMode(),
         throw=False,  # steps of a fixed grid cannot fail
     )
@@ -72,17 +72,17 @@ def scan_paths(
         return gram(X0)[None], initial.stopped
 
     @jax.checkpoint
-    def step(state, ends_and_real):
-        ends, real = ends_and_real
+    def step(state, ends_and_mask):
+        ends, mask = ends_and_mask
         X, solver_state = state
         X1, _, _, solver_state1, _ = solver.step(term, ends[0], ends[1], X, None, solver_state, made_jump=False)
-        return jax.tree.map(lambda new, old: jnp.where(real, new, old), (X1, solver_state1), state), None
+        return jax.tree.map(lambda new, old: jnp.where(mask, new, old), (X1, solver_state1), state), None
 
     def chunk(state, steps):
         return jax.lax.scan(step, state, steps)
 
     def interval(state, chunks):
-        if len(chunks[0]) == 1:
+        if len(chunks[0]) == 1:  # a scan over one chunk would compile the reverse pass for a third longer
             state, _ = chunk(state, jax.tree.map(lambda x: x[0], chunks))
         else:
             state, _ = jax.lax.scan(jax.checkpoint(chunk), state, chunks)
@@ -95,25 +95,24 @@ def scan_paths(
 def _intervals(
     grid: Grid, dtype: np.dtype
 ) -> tuple[Float[np.ndarray, "times chunks steps 2"], Bool[np.ndarray, "times chunks steps"]]:
-    """Ends of the steps up to each saved time, and which are steps; the first step of all stands for none."""
+    """Ends of the steps up to each saved time, and a mask. Padding repeats the first step, and is masked."""
     times = np.asarray(grid.steps, dtype)
     last = np.searchsorted(grid.steps, grid.saved)
     counts = np.diff(last, prepend=0)
     longest = max(int(counts.max()), 1)
-    size = min(CHUNK, longest)
-    room = -(-longest // size) * size
-    number = last[:, None] - counts[:, None] + np.arange(room)
-    real = np.arange(room) < counts[:, None]
-    number = np.where(real, number, 0)
-    ends = np.stack([times[number], times[number + 1]], axis=-1)
-    shape = (len(grid.saved), room // size, size)
-    return ends.reshape(*shape, 2), real.reshape(shape)
+    size = min(CHECKPOINT_STEPS, longest)
+    padded = -(-longest // size) * size
+    mask = np.arange(padded) < counts[:, None]
+    index = np.where(mask, last[:, None] - counts[:, None] + np.arange(padded), 0)
+    ends = np.stack([times[index], times[index + 1]], axis=-1)
+    shape = (len(grid.saved), padded // size, size)
+    return ends.reshape(*shape, 2), mask.reshape(shape)
 
 
 def fill_after[T: Array | np.ndarray](
     stopped: Float[Array | np.ndarray, " paths"],
     V: Float[T, "paths times m m"],
-    saved: ArrayLike | Sequence[float],
+    saved: ArrayLike | Sequence[float],  # beartype counts no tuple of floats as NumPy's ArrayLike
     value: float,
 ) -> Float[T, "paths times m m"]:
     """Replace V at the saved times after its path's stopping time by `value`; NumPy handles NumPy arrays."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer.covariance._batched import gram, identity_like, semidefinite_cholesky
@@ -21,6 +22,12 @@ from sdeinfer.terms._base import AddedKernel, is_present
 from sdeinfer.terms._limit import Limit
 
 type Flow = Callable[[Array], Array]
+
+EXPLOSION_CHANGE = 0.5
+"""Relative change of V by the drift over a step, above which a path explodes."""
+
+NEXT_STEP_FRACTION = 0.01
+"""Fraction of the next step over which a path that explodes counts as exploded in this step."""
 
 
 def splitting_step(
@@ -32,7 +39,7 @@ def splitting_step(
     *,
     tangents: bool,
 ) -> tuple[Float[Array, "rows rows ..."], Bool[Array, "..."]]:
-    """A factor after a step h, and whether the path explodes within about that step: it becomes anything then.
+    """The factor after a step h, and whether the path explodes within about that step. Ignore the factor where it does.
 
     G are independent normals of variance h, with the shape of `Limit.normals`; flows run in reverse order where `odd`.
     """
@@ -41,25 +48,37 @@ def splitting_step(
     # The terms of a path that explodes must not overflow.
     X = jnp.where(explodes, identity_like(X), X)
     moved = composed(flows_of(limit, h, G, tangents=tangents), X, odd)
-    # Noise may take a path so far that it explodes at once (within a hundredth of the next step), or that the drift
-    # after it overflows: its V would pass for finite where no step follows. No entry of V exceeds the sum.
-    explodes |= explosion(limit, moved[:tokens], h / 100) | ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
+    # Noise may take a path so far that it explodes at once, or that the drift after it overflows: its V would pass for
+    # finite where no step follows. No entry of V exceeds the sum.
+    explodes |= explosion(limit, moved[:tokens], NEXT_STEP_FRACTION * h)
+    explodes |= ~jnp.isfinite(jnp.sum(moved * moved, axis=(0, 1)))
     return moved, explodes
 
 
 def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."], *, tangents: bool) -> list[Flow]:
-    """The flows of a step, see `splitting_step`: that of all kernels, of the other drifts, and of the noises."""
+    """The flows of a step, see `splitting_step`: of all kernels together, of each other drift, of each noise."""
     parts = [(term.of_prompts() if tangents else term, c) for term, c in limit.parts.items()]
-    still = AbstractTerm.flow
     kernels = [kernel for term, c in parts if (kernel := term.kernel(c)) is not None]
-    moves: list[Flow] = [functools.partial(term.flow, c, h=h) for term, c in parts if type(term).flow is not still]
-    noises, used = [], 0
-    for term, c in parts:
-        if term.columns:
-            columns = slice(used, used := used + term.columns * len(G))
-            noises.insert(0, functools.partial(term.noise, c, h=h, G=G[:, columns]))
-    first = [functools.partial(kernel_flow, kernels, h=h, tangents=tangents)] if kernels else []
-    return [*first, *(map(along_tangents, [*moves, *noises]) if tangents else [*moves, *noises])]
+    drifts = [functools.partial(term.flow, c, h=h) for term, c in parts if _overrides_flow(term)]
+    ends = np.cumsum([term.columns * len(G) for term, _ in parts])
+    noises = [
+        functools.partial(term.noise, c, h=h, G=normals)
+        for (term, c), normals in zip(parts, jnp.split(G, ends[:-1], axis=1), strict=True)
+        if term.columns
+    ]
+    # Any order is of weak order 2. In this one attention's noise comes before the linear noise, as in
+    # docs/theory/solver.md.
+    flows: list[Flow] = [*drifts, *reversed(noises)]
+    if tangents:
+        flows = [along_tangents(flow) for flow in flows]
+    if kernels:
+        flows = [functools.partial(kernel_flow, kernels, h=h, tangents=tangents), *flows]
+    return flows
+
+
+def _overrides_flow(term: AbstractTerm) -> bool:
+    """Whether a term moves X by its drift: the flow of `AbstractTerm` does not, and need not be compiled."""
+    return type(term).flow is not AbstractTerm.flow
 
 
 def along_tangents(flow: Flow) -> Flow:
@@ -80,13 +99,13 @@ def composed(flows: list[Flow], X: Array, odd: Bool[Array, ""]) -> Array:
 
 
 def explosion(limit: Limit, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Bool[Array, "..."]:
-    """Whether the drift would change V by more than half of V over the step."""
+    """Whether the drift would change V by more than half of V over a step h."""
     explodes = jnp.zeros(X.shape[2:], bool)
     for term, c in limit.parts.items():
         change = term.change(c, X, h)
         if change is not None:
             # Terms that are absent are powers of X, and may overflow; NaN, where V overflows, counts as more.
-            explodes |= is_present(c) & ~(change <= 0.5)
+            explodes |= is_present(c) & ~(change <= EXPLOSION_CHANGE)
     return explodes
 
 
@@ -101,7 +120,7 @@ def kernel_flow(kernels: list[AddedKernel], X: Array, h: Float[Array, ""], *, ta
     becomes a Cholesky factor of V′; without such a drift it stays as it is, without a factorisation.
     """
     rate = functools.reduce(operator.add, [kernel.decay for kernel in kernels])
-    moves = functools.reduce(operator.or_, [kernel.strength > 0 for kernel in kernels])
+    present = functools.reduce(operator.or_, [kernel.present for kernel in kernels])
 
     def added(V):
         functions = [kernel.of_tangents if tangents else kernel.of_tokens for kernel in kernels]
@@ -113,9 +132,9 @@ def kernel_flow(kernels: list[AddedKernel], X: Array, h: Float[Array, ""], *, ta
         N = added(V)
         N_end = added(decay * V + h * first * N)
         end = semidefinite_cholesky(decay * V + h * (first - second) * N + h * second * N_end)
-        return jnp.where(moves, end, X)
+        return jnp.where(present, end, X)
 
-    return jax.lax.cond(jnp.any(moves), factorise, lambda X: X, X)
+    return jax.lax.cond(jnp.any(present), factorise, lambda X: X, X)
 
 
 def _phi(s: Float[Array, "..."]) -> tuple[Array, Array]:

@@ -49,7 +49,7 @@ class Attention(AbstractTerm):
 
     @property
     def columns(self) -> int:
-        """2."""
+        """Two normals per entry: G and U of `attention_noise_flow`."""
         return 2
 
     def of_prompts(self) -> "Attention":
@@ -91,7 +91,7 @@ class Attention(AbstractTerm):
         def of_tangents(S):
             return strength * (Kernel.of(S) * self._overlap_of_prompts(S)).joint
 
-        return AddedKernel(strength, jnp.zeros_like(strength), of_tokens, of_tangents)
+        return AddedKernel(strength > 0, jnp.zeros_like(strength), of_tokens, of_tangents)
 
     @property
     def _has_kernel(self) -> bool:
@@ -122,8 +122,8 @@ class AttentionDrift(NamedTuple):
         tokens, norms = len(X), total(X * X, axis=1)
         if pattern.everything:
             centred, K = centred_gram(X)
-            centred_norms = total(centred * centred, axis=1)
-            return cls(total(total(K * K)) / tokens**2, norms / tokens, centred_norms - total(centred_norms) / tokens)
+            distances = total(centred * centred, axis=1)  # squared, to the mean of the tokens
+            return cls(total(total(K * K)) / tokens**2, norms / tokens, distances - total(distances) / tokens)
         size = centring(pattern, tokens).size.astype(X.dtype).reshape(-1, *(1,) * (X.ndim - 2))
         # s does not depend on a common shift of all tokens; removing the shift avoids its rounding.
         _, s = attention_drift_vectors(gram(X - total(X) / tokens), pattern)
@@ -134,13 +134,13 @@ class AttentionDrift(NamedTuple):
         moved = matmul(self.s, X) if self.s.ndim == X.ndim else total(self.s[:, None] * X)[None]
         return self.v[:, None] * moved / 2
 
-    def change(self, theta: Float[Array, "..."], X: Float[Array, "m k ..."]) -> Float[Array, "..."]:
-        """The change of V by θ₁ h of the drift, relative to V: growth by the first part and twice ‖ΔX‖/‖X‖.
+    def change(self, theta_h: Float[Array, "..."], X: Float[Array, "m k ..."]) -> Float[Array, "..."]:
+        """The change of V over a step, relative to V, from θ₁ h: growth by the first part and twice ‖ΔX‖/‖X‖.
 
         ‖V ∘ T‖ is at most ‖V‖ times the largest entry of T, which is on its diagonal.
         """
         largest = self.overlap if self.s.ndim < X.ndim else jnp.max(diagonal(self.overlap), axis=0)
-        growth, turned, X = jax.lax.stop_gradient((theta * largest, theta * self.turn(X), X))
+        growth, turned, X = jax.lax.stop_gradient((theta_h * largest, theta_h * self.turn(X), X))
         size = total(total(X * X))
         return growth + 2 * jnp.sqrt(total(total(turned * turned)) / jnp.where(size > 0, size, 1.0))
 

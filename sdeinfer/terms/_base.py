@@ -17,11 +17,11 @@ from sdeinfer.covariance._batched import transpose
 class AddedKernel(NamedTuple):
     """A drift dV/dt = N(V) − λV whose N adds a covariance, such as a kernel of two tokens.
 
-    `strength` is 0 where the drift vanishes, else positive; `decay` is λ ≥ 0; `of_tokens` is N of covariances V, and
-    `of_tangents` that of joint covariances [[V, Γ], [Γᵀ, D]] of tokens and tangents, see `Kernel`.
+    `present` is false where the drift vanishes; `decay` is λ ≥ 0; `of_tokens` is N of covariances V, and `of_tangents`
+    that of joint covariances [[V, Γ], [Γᵀ, D]] of tokens and tangents, see `Kernel`.
     """
 
-    strength: Float[Array, "..."]
+    present: Bool[Array, "..."]
     decay: Float[Array, "..."]
     of_tokens: Callable[[Array], Array]
     of_tangents: Callable[[Array], Array]
@@ -32,8 +32,8 @@ class AbstractTerm(abc.ABC):
     """One term of the covariance SDE. A `Limit` is the sum of its terms, each with a coefficient c.
 
     A term is hashable and has no arrays: programs are compiled for it. Its drift consists of a part that moves a factor
-    X of V = XXᵀ (`flow`) and of one that adds covariances to V (`kernel`). Every method takes stacks: tokens come
-    first, the batch last.
+    X of V = XXᵀ (`flow`), of one that adds covariances to V (`kernel`), and of what the noise adds to E V (`noise`).
+    Every method takes stacks: tokens come first, the batch last.
 
     `PSDSplitting` composes `kernel`, `flow` and `noise`, each of weak order 2. A term of yours, say of an activation,
     has `drift` and `flow`; for tangents `flow` is differentiated.
@@ -44,7 +44,7 @@ class AbstractTerm(abc.ABC):
         """The drift of V, per unit of depth-time; linear in c, the coefficient of a likelihood's regressor."""
 
     def flow(self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Float[Array, "m k ..."]:
-        """A factor after the step h of the drift's first part: of weak order 2, and equivariant to X ↦ XU, UUᵀ = I."""
+        """X after a step h of the drift's first part: of weak order 2, and equivariant to X ↦ XU, UUᵀ = I."""
         del c, h
         return X
 
@@ -55,18 +55,21 @@ class AbstractTerm(abc.ABC):
 
     @property
     def columns(self) -> int:
-        """Normals that the noise takes in a step, over the number of entries of X."""
+        """Normals per entry of X that `noise` takes."""
         return 0
 
     def noise(
         self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""], G: Float[Array, "k columns*k ..."]
     ) -> Float[Array, "m k ..."]:
-        """A factor after the step h of the noise, which leaves E V unchanged; G are normals of variance h."""
+        """X after a step h of the noise, of weak order 2. G holds independent normals of variance h.
+
+        `drift` includes what the noise adds to E V.
+        """
         del c, h, G
         return X
 
     def change(self, c: Any, X: Float[Array, "m k ..."], h: Float[Array, ""]) -> Float[Array, "..."] | None:
-        """The change of V over the step h, relative to V; None for a term by which paths cannot explode."""
+        """The change of V by the drift over a step h, relative to V; None if the term cannot make paths explode."""
         del c, X, h
         return None
 

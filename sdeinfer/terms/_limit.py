@@ -36,7 +36,7 @@ class Limit(eqx.Module):
         linear_noise: a, of Σ_lin.
         attention_noise: κ², of 𝒜.
         pattern: the attention pattern of B₁ and 𝒜.
-        others: coefficients of other terms; these have a drift and no noise.
+        others: coefficients of other terms. A fit refuses those that have noise.
     """
 
     terms: tuple[AbstractTerm, ...] = eqx.field(static=True)
@@ -115,6 +115,7 @@ class Limit(eqx.Module):
                 "attention leaves out attention_drift and attention_noise"
             )
         pattern = next((term.pattern for term in parts if isinstance(term, Attention)), EVERY_TOKEN)
+        # `__init__` orders the terms, so that all sums of the same terms have one structure.
         attention = parts.pop(Attention(pattern), AttentionStrength(None, None))
         relu_drift, linear_noise = parts.pop(ShapedReLU(), None), parts.pop(LinearNoise(), None)
         return Limit(attention.drift, relu_drift, linear_noise, attention.noise, pattern=pattern, others=parts)

@@ -33,8 +33,8 @@ class ShapedReLU(AbstractTerm):
         """λ κ₁, with decay λ."""
         rate = c / 2
         return AddedKernel(
-            rate,
-            rate,
+            present=rate > 0,
+            decay=rate,
             of_tokens=lambda V: rate * (V + 2 * relu_drift(V)),
             of_tangents=lambda S: rate * (S + 2 * joint_relu_drift(S)),
         )
@@ -87,12 +87,17 @@ def _alignment_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Array, Ar
 
 def relu_drift[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> Float[T, "m m ..."]:
     """B₂(V), with b_ReLU = (c₊ − c₋)² B₂: ν(ρ_αβ) √(V_αα V_ββ) of Theorem 3.2 for c₊ − c₋ = 1; zero on the diagonal."""
+    scale, off_diagonal, rho = _correlations(V)
+    return V.__array_namespace__().where(off_diagonal, relu_alignment(rho) * scale, 0.0) / (2 * math.pi)
+
+
+def _correlations[T: (Array, np.ndarray)](V: Float[T, "m m ..."]) -> tuple[Any, Any, Any]:
+    """√(V_αα V_ββ); whether two tokens differ and neither is 0; and their correlation ρ, or 0."""
     xp, norm = V.__array_namespace__(), safe_sqrt(diagonal(V))
     scale = norm[:, None] * norm[None, :]
     # The diagonal, ρ = 1, is masked: ν has no second derivative there.
     off_diagonal = (scale > 0) & (identity_like(V) == 0)
-    rho = xp.where(off_diagonal, V, 0.0) / xp.where(off_diagonal, scale, 1.0)
-    return xp.where(off_diagonal, relu_alignment(rho) * scale, 0.0) / (2 * math.pi)
+    return scale, off_diagonal, xp.where(off_diagonal, V, 0.0) / xp.where(off_diagonal, scale, 1.0)
 
 
 def joint_relu_drift(S: Float[Array, "rows rows ..."]) -> Float[Array, "rows rows ..."]:
@@ -107,11 +112,10 @@ def joint_relu_drift(S: Float[Array, "rows rows ..."]) -> Float[Array, "rows row
     """
     V, C, D = Kernel.of(S)
     norm = safe_sqrt(diagonal(V))
-    scale = norm[:, None] * norm[None]
     present = norm > 0
     inverse = jnp.where(present, 1 / jnp.where(present, norm, 1.0), 0.0)
-    off_diagonal = (scale > 0) & (identity_like(V) == 0)
-    rho = jnp.clip(jnp.where(off_diagonal, V, 0.0) / jnp.where(off_diagonal, scale, 1.0), -1.0, 1.0)
+    _, off_diagonal, rho = _correlations(V)
+    rho = jnp.clip(rho, -1.0, 1.0)
     angle, sine = _angle(rho), safe_sqrt((1 - rho) * (1 + rho))
     apart = sine > 0
     r = diagonal(C) * inverse

@@ -176,7 +176,7 @@ def _paths(statistics: Statistics, tangent: Any, limit: LimitSteps, slopes: Limi
     start = factor_on_host(with_tangent(V0, tangent))
     # A block saves at most 2²² entries of covariances.
     size = max(1, min(block_size(paths, start.size), 2**22 // (len(grid.saved) * start.size)))
-    times = grid.times(dtype, padded=True)
+    times = grid.times(dtype)
     if not every_step:
         times = Times(times.steps, times.saved[:1], times.end)
     limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)

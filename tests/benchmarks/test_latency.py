@@ -38,8 +38,9 @@ MOST = {
 EIGHT_SCHOOLS, PAIRS = 1.6, 5
 """Bound on the seconds of README's example over those of NumPyro's eight schools, and how often both are run."""
 
-TEXTBOOK = 9
-"""Cold effective samples a second over those of the textbook's program, which predicts no networks: at least."""
+TEXTBOOK = {200: 7, 1000: 12}
+"""Cold effective samples a second over those of the textbook's program, by its draws: at least. It predicts no
+networks; its effective samples of 800 draws are 560 to 710 in repeated runs."""
 
 
 def output(*command: str, **variables: str) -> str:
@@ -122,4 +123,4 @@ def test_effective_samples_a_second(draws, tmp_path, record):
     row = f"a textbook program's first fit of 4 × ({draws} + {draws}), over ours"
     record("latency", {row: [f"{slower:.2g}"]})
     print(f"\n{row}: {slower:.3g}; ours {ours}, theirs {theirs}")
-    assert slower / gain >= TEXTBOOK
+    assert slower / gain >= TEXTBOOK[draws]

@@ -14,8 +14,8 @@ from helpers.block_references import mlp_gram
 from helpers.budget import assert_mean, assert_variance, assert_within
 from helpers.cases import random_covariance
 from helpers.internals import (
+    LARGEST_FACTOR,
     LOG_FACTORS,
-    WIDEST,
     BlockOrder,
     branch_coefficients,
     interpolated,
@@ -170,12 +170,12 @@ def test_density_is_a_polynomial_in_the_log_factor():
 
 def test_interpolation_of_polynomials_is_exact():
     coefficients = np.random.default_rng(4).standard_normal((2, 33, 4))
-    scaled = LOG_FACTORS / np.log(WIDEST)
+    scaled = LOG_FACTORS / np.log(LARGEST_FACTOR)
     table = np.moveaxis(np.polynomial.chebyshev.chebval(scaled, np.moveaxis(coefficients, 1, 0)), -1, 1)
     for number in (0, 5, len(LOG_FACTORS) // 2, len(LOG_FACTORS) - 1):
         np.testing.assert_array_equal(interpolated(table, LOG_FACTORS[number]), table[:, number])
     for between in (-3.1, -0.01, 1e-9, 2.2):
-        expected = np.polynomial.chebyshev.chebval(between / np.log(WIDEST), np.moveaxis(coefficients, 1, 0))
+        expected = np.polynomial.chebyshev.chebval(between / np.log(LARGEST_FACTOR), np.moveaxis(coefficients, 1, 0))
         np.testing.assert_allclose(interpolated(table, between), expected, rtol=1e-9, atol=1e-9)
         single = interpolated(table.astype(np.float32), np.float32(between))
         assert single.dtype == np.float32

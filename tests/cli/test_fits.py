@@ -137,7 +137,7 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
     X = np.random.default_rng(0).normal(size=(3, 4, 2, 2, 32))
     hidden_states = xr.Dataset({"hidden_states": (("network", "layer", "prompt", "token", "feature"), X)})
     hidden_states.to_zarr(tmp_path / "X.zarr", zarr_format=2, consolidated=False)
-    monkeypatch.setattr(_stored, "AT_ONCE", 1)
+    monkeypatch.setattr(_stored, "BYTES_AT_ONCE", 1)
     observed = ("observe", "--hidden-states", tmp_path / "X.zarr", "--out", tmp_path / "data.zarr")
     refused(run(*observed, "--prompt", 2), "prompts: cannot choose among 2 prompts by 2")
     assert [path.name for path in tmp_path.iterdir()] == ["X.zarr"]
@@ -156,7 +156,7 @@ def test_observe_from_one_zarr_to_another(tmp_path, monkeypatch):
 def test_hidden_states_that_break_off_leave_nothing(tmp_path, out, monkeypatch):
     if out.endswith(".zarr"):
         pytest.importorskip("zarr")
-    monkeypatch.setattr(_stored, "AT_ONCE", 1)
+    monkeypatch.setattr(_stored, "BYTES_AT_ONCE", 1)
     X = np.random.default_rng(0).normal(size=(3, 4, 2, 32))
     np.savez(tmp_path / "X.npz", **{f"layer{layer}": X[:, layer] for layer in range(4)})
     content = bytearray((tmp_path / "X.npz").read_bytes())

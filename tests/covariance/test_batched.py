@@ -1,6 +1,6 @@
 """Batched linear algebra against NumPy, on both sides of `UNROLLED`.
 
-The factorisations are compiled for `TOGETHER` matrices of one size and type, and for two other shapes.
+The factorisations are compiled for `BATCH_NETWORKS` matrices of one size and type, and for two other shapes.
 
 Tolerances: a factorisation of an m×m matrix leaves out at most 4m roundings of √(A_ii A_jj), and makes as many again
 with its products; a sum of m products makes m.

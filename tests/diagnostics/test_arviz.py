@@ -83,7 +83,7 @@ def test_functions_of_densities_take_the_fit(post):
 def test_the_last_layer_is_at_the_draws_that_were_predicted_at(post, by_network):
     predicted = post["posterior_predictive"].to_dataset()
     assert dict(predicted.sizes)["chain"] == 2
-    # 40 predictions by two chains: every sixth draw of each.
+    # 40 predictions by two chains: every sixth of the 120 draws of each.
     np.testing.assert_array_equal(predicted["draw"], np.arange(0, 120, 6))
     for group in ("posterior", "log_likelihood", "posterior_predictive"):
         np.testing.assert_array_equal(by_network[group]["draw"], predicted["draw"])

@@ -8,17 +8,17 @@ import xarray as xr
 from helpers.budget import assert_mean, assert_within
 from helpers.fits import AtTheMode
 from helpers.internals import (
-    EXCLUDED,
+    EXACT_DISTANCE,
     IN_RANGE,
     QUESTIONS,
     Alternative,
     Residuals,
     at_least,
     at_most,
+    check_candidates,
+    check_range,
     excluded_layers,
     logit_scale,
-    of_range,
-    verdict_on_alternatives,
     with_used,
 )
 
@@ -82,7 +82,7 @@ def test_layers_out_of_range_are_compared_with_exact_ones(fitted, networks):
     swollen["covariance"] = networks["covariance"] * 1.2 ** networks["layer"]
     found = excluded_layers(Residuals(fitted, with_used(swollen, used), kind), spread)
     assert found is not None
-    assert found["log trace"] > EXCLUDED
+    assert found["log trace"] > EXACT_DISTANCE
     assert excluded_layers(Residuals(fitted, networks, kind), spread) is None
 
 
@@ -113,7 +113,7 @@ def test_a_law_that_does_not_hold_is_named_first(fitted, networks):
 def test_large_covariances_leave_the_range_of_the_law(fitted, networks):
     exploded = with_used(networks, np.ones((24, 10), bool)).copy(deep=True)
     exploded["covariance"][3, 4:] *= 100
-    rows = {row.name: row for row in of_range(Residuals(fitted, exploded, template("transformer"))).verdicts}
+    rows = {row.name: row for row in check_range(Residuals(fitted, exploded, template("transformer"))).verdicts}
     assert not rows["logit spread, mean"].passed
 
 
@@ -183,14 +183,14 @@ def test_what_is_assumed_is_named_against_the_fit():
         Alternative(template("attention", output_projection=True), -9.0, {"gamma": 0.4, "tau0": 1.0}),
     ]
     sd = {"gamma": 0.01, "tau0": 0.05}
-    check = verdict_on_alternatives(found, kind, sd=sd, known={"gamma", "tau0"})
+    check = check_candidates(found, kind, sd=sd, known={"gamma", "tau0"})
     assert check.verdicts[0].passed
     assert check.assumed == {"1 head": "2 heads: tau0 0.91 in place of 1.08", "attention": "mlp: without gamma"}
     assert check.notes[1] == "these data do not exclude attention, 4 heads (tau0 0.86 in place of 1.08)"
-    assert verdict_on_alternatives(found, kind, sd=sd, known={"gamma"}).assumed == {"attention": "mlp: without gamma"}
-    assert verdict_on_alternatives(found, kind, sd=sd, known=set()).assumed == {}
+    assert check_candidates(found, kind, sd=sd, known={"gamma"}).assumed == {"attention": "mlp: without gamma"}
+    assert check_candidates(found, kind, sd=sd, known=set()).assumed == {}
     better = [Alternative(template("attention", heads=4), 9.0, {"gamma": 0.5, "tau0": 0.86}), *found[:1]]
-    assert "fits better" in verdict_on_alternatives(better, kind, sd=sd, known={"gamma"}).verdicts[0].advice
+    assert "fits better" in check_candidates(better, kind, sd=sd, known={"gamma"}).verdicts[0].advice
 
 
 def test_a_check_prints_its_verdict_and_its_notes():

@@ -15,11 +15,11 @@ from helpers.internals import (
     Networks,
     Residuals,
     attributes_of_layer,
+    check_conflict,
     direction_weights,
     groups_of_data,
     layer_at,
     observed_path,
-    of_conflict,
     pairs,
     path_layout,
     path_statistics,
@@ -184,6 +184,6 @@ def test_the_move_by_a_prior_of_one_token_by_hand():
     logits = 0.02 * np.random.default_rng(2).standard_normal(50)
     for name, mean in (("posterior", 0.0), ("prior", -9.0)):
         tree[name] = xr.Dataset({"gamma": (("chain", "draw"), 1 / (1 + np.exp(-mean - logits[None])))})
-    (found,) = of_conflict(Residuals.of(tree, data)).verdicts
+    (found,) = check_conflict(Residuals.of(tree, data)).verdicts
     np.testing.assert_allclose(found.value, abs(score.sum()) / information / logits.std(), rtol=1e-5)
     assert found.advice.startswith("the prior of gamma, about 0.000123, contradicts the data, which pull it ")

@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, Residuals, ScoreSums, of_unlike_layers
+from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, Residuals, ScoreSums, check_unlike_layers
 from scipy import stats
 
 import sdeinfer as si
@@ -23,8 +23,8 @@ def verdicts_on(noise):
     """Of innovations with these sums."""
     layers = xr.Dataset(coords={"layer": np.arange(noise.shape[1] + 1), "token_a": np.arange(TOKENS)})
     residuals, nothing = Residuals(xr.DataTree(), layers, None), dict.fromkeys(ScoreSums._fields, np.zeros(0))
-    vars(residuals)["sums"] = ScoreSums(**nothing | {"noise": noise, "layers": 0})
-    return of_unlike_layers(residuals).verdicts
+    vars(residuals)["sums"] = ScoreSums(**nothing | {"noise": noise, "transitions": 0})
+    return check_unlike_layers(residuals).verdicts
 
 
 def test_one_layer_is_unlike_the_others():

@@ -6,7 +6,7 @@ import xarray as xr
 from helpers import numpy_networks
 from helpers.budget import assert_estimate
 from helpers.fits import AtTheMode
-from helpers.internals import Residuals, attributes_of_layer, groups_of_data, of_shortcuts, used_of, with_used
+from helpers.internals import Residuals, attributes_of_layer, check_shortcuts, groups_of_data, used_of, with_used
 from helpers.numpy_networks import Network
 
 import sdeinfer as si
@@ -49,7 +49,7 @@ def test_the_distance_by_hand(architecture, power):
     gamma = np.random.default_rng(0).uniform(0.3, 0.7, 100)
     kept, expected = data["shortcut"].values[:, 1:], np.sqrt(1 - gamma**2) ** power
     error = np.sqrt(kept.var() / 240 + expected.var())
-    (found,) = of_shortcuts(posterior_of(data, architecture, gamma)).verdicts
+    (found,) = check_shortcuts(posterior_of(data, architecture, gamma)).verdicts
     np.testing.assert_allclose(found.value, abs(kept.mean() - expected.mean()) / error)
     assert f"and {gamma.mean():.3g} in the fit" in found.advice
 
@@ -61,12 +61,14 @@ def test_the_transitions_that_were_fitted_are_judged():
     kept[:, -1] = 0
     other = data.assign_coords(shortcut=(("network", "layer"), kept))
     used = np.arange(6) < 5
-    assert not of_shortcuts(posterior_of(other, "transformer", gamma)).passed
+    assert not check_shortcuts(posterior_of(other, "transformer", gamma)).passed
     part = posterior_of(with_used(other, np.tile(used, (40, 1))), "transformer", gamma)
-    assert of_shortcuts(part) == of_shortcuts(posterior_of(data.isel(layer=slice(6)), "transformer", gamma))
+    assert check_shortcuts(part) == check_shortcuts(posterior_of(data.isel(layer=slice(6)), "transformer", gamma))
     kept[:, 3] = np.nan
     parts = data.assign_coords(shortcut=(("network", "layer"), kept))
-    assert of_shortcuts(posterior_of(with_used(parts, np.tile(used, (40, 1))), "transformer", gamma)).verdicts[0].passed
+    assert (
+        check_shortcuts(posterior_of(with_used(parts, np.tile(used, (40, 1))), "transformer", gamma)).verdicts[0].passed
+    )
 
 
 @pytest.mark.long
@@ -81,14 +83,14 @@ def test_a_projection_that_was_not_declared_is_seen(projection, key):
 
 def test_what_has_no_such_strength_is_not_judged():
     data, gamma = observed(Network(), networks=20), np.full(9, 0.9)
-    assert of_shortcuts(posterior_of(data, "transformer", gamma)).verdicts
-    assert not of_shortcuts(posterior_of(data.drop_vars("shortcut"), "transformer", gamma)).verdicts
-    assert not of_shortcuts(posterior_of(data, "mlp", gamma)).verdicts
-    assert not of_shortcuts(posterior_of(data, "transformer", gamma, model="terminal")).verdicts
-    assert not of_shortcuts(posterior_of(data.isel(network=[0, 1]), "transformer", gamma)).verdicts
+    assert check_shortcuts(posterior_of(data, "transformer", gamma)).verdicts
+    assert not check_shortcuts(posterior_of(data.drop_vars("shortcut"), "transformer", gamma)).verdicts
+    assert not check_shortcuts(posterior_of(data, "mlp", gamma)).verdicts
+    assert not check_shortcuts(posterior_of(data, "transformer", gamma, model="terminal")).verdicts
+    assert not check_shortcuts(posterior_of(data.isel(network=[0, 1]), "transformer", gamma)).verdicts
     labelled = data.drop_vars("shortcut").assign_coords(shortcut=("network", np.arange(20)))
-    assert not of_shortcuts(posterior_of(labelled, "transformer", gamma)).verdicts
+    assert not check_shortcuts(posterior_of(labelled, "transformer", gamma)).verdicts
     fixed = posterior_of(data, "transformer", gamma)
     tree = fixed.tree.assign({"posterior": xr.DataTree(xr.Dataset({"tau0": (("chain", "draw"), np.ones((1, 9)))}))})
     tree.attrs = fixed.tree.attrs | {"fixed_gamma": 0.9}
-    assert not of_shortcuts(Residuals.of(tree)).passed
+    assert not check_shortcuts(Residuals.of(tree)).passed

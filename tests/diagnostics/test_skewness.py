@@ -6,7 +6,7 @@ import pytest
 from helpers.budget import assert_mean
 from helpers.cases import random_covariance
 from helpers.fits import AtTheMode
-from helpers.internals import Path, Residuals, of_skewness, third_moments
+from helpers.internals import Path, Residuals, check_skewness, third_moments
 
 import sdeinfer as si
 from sdeinfer.infer import innovations, law_at
@@ -47,7 +47,7 @@ def posterior_of(kind: str) -> Residuals:
 @pytest.mark.parametrize("kind", ["normal", "sparse", "orthogonal"])
 def test_orthogonal_weights_are_found_and_others_are_not(kind):
     residuals = posterior_of(kind)
-    (verdict,) = of_skewness(residuals).verdicts
+    (verdict,) = check_skewness(residuals).verdicts
     assert verdict.passed == (kind != "orthogonal")
     if kind == "orthogonal":
         draws = residuals.draws["gamma"].values

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.random as jr
 import numpy as np
-from helpers.internals import SampledPosterior, latent_structure, posterior_mode, recorded_draws
+from helpers.internals import SampledPosterior, posterior_mode, recorded_draws, unobserved_structure
 
 import sdeinfer as si
 
@@ -34,7 +34,7 @@ class AtTheMode(si.infer.AbstractSampler):
             posterior = SampledPosterior(model, posterior.prepared, mode.x[by_name], root)
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))
         shape, position, potential = (self.chains, self.draws), {}, np.zeros((self.chains, self.draws))
-        for name, leaf in latent_structure(posterior.model, posterior.prepared).items():
+        for name, leaf in unobserved_structure(posterior.model, posterior.prepared).items():
             normals = rng.normal(size=(*shape, *leaf.shape))
             potential += (normals**2).reshape(*shape, -1).sum(-1) / 2
             if posterior.centre is None:

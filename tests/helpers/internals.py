@@ -12,8 +12,8 @@ from sdeinfer.auditing._tests import Row, critical, pooled_ratio
 from sdeinfer.blocks._alternatives import evidence_of_others
 from sdeinfer.blocks._attributes import stack_of, text_of, unlike_blocks
 from sdeinfer.blocks._coefficients import (
+    LARGEST_FACTOR,
     LOG_FACTORS,
-    WIDEST,
     BranchInput,
     branch_coefficients,
     branch_inputs,
@@ -62,33 +62,41 @@ from sdeinfer.covariance._pattern import EVERY_TOKEN, centring
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, attended_mean, differences, overlap, pattern_spectrum
 from sdeinfer.diagnostics._alternatives import (
     Alternative,
+    check_candidates,
     different_sizes,
     log_ratios,
     neighbours,
-    verdict_on_alternatives,
 )
 from sdeinfer.diagnostics._branch_tests import BranchTests
-from sdeinfer.diagnostics._consequences import of_conflict
+from sdeinfer.diagnostics._consequences import check_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._innovations import DIRECTIONS, ScoreSums, direction_weights, successive
-from sdeinfer.diagnostics._one_layer import of_unlike_layers
+from sdeinfer.diagnostics._one_layer import check_unlike_layers
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
-from sdeinfer.diagnostics._range import excluded_layers, of_range
+from sdeinfer.diagnostics._range import check_range, excluded_layers
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._shortcut import of_shortcuts
-from sdeinfer.diagnostics._skewness import of_skewness, third_moments
+from sdeinfer.diagnostics._shortcut import check_shortcuts
+from sdeinfer.diagnostics._skewness import check_skewness, third_moments
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXCLUDED, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
+from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXACT_DISTANCE, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
 from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete
 from sdeinfer.infer._covariances import groups_of_data
-from sdeinfer.infer._densities import latent_structure, log_likelihoods
+from sdeinfer.infer._densities import log_likelihoods, unobserved_structure
 from sdeinfer.infer._expansion import SECOND_STEP, curvature, expansion, minimum, points_around, slopes
 from sdeinfer.infer._innovations import LawAt
 from sdeinfer.infer._latent_densities import draw_latent, latent_mode, log_prior, log_weights
-from sdeinfer.infer._measures import attention_bend, attention_growth, logit_scale, logit_spread, mean_spread, rounding
-from sdeinfer.infer._metropolis import FREEDOM, Proposal, _log_t
+from sdeinfer.infer._measures import (
+    attention_bend,
+    attention_growth,
+    logit_scale,
+    logit_spread,
+    mean_spread,
+    measures_of,
+    rounding,
+)
+from sdeinfer.infer._metropolis import PROPOSAL_FREEDOM, Proposal, _log_t
 from sdeinfer.infer._mode import (
     LayerAt,
     Mode,
@@ -103,7 +111,7 @@ from sdeinfer.infer._networks import Networks
 from sdeinfer.infer._posterior import Posterior as SampledPosterior
 from sdeinfer.infer._predictive import affordable_draws, last_layer, predicted_draws
 from sdeinfer.infer._range import (
-    Coldest,
+    ColdestLayer,
     Range,
     Selection,
     in_range,
@@ -167,7 +175,7 @@ from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import streams_of
 from sdeinfer.report._fit import summary
-from sdeinfer.solve._forwards import FEW, along_few_numbers
+from sdeinfer.solve._forwards import FORWARD_SCALARS, along_few_numbers
 from sdeinfer.solve._grid import step_grid
 from sdeinfer.solve._solve import fill_after, scan_paths
 from sdeinfer.solve._splitting import flows_of, splitting_step

@@ -14,14 +14,14 @@ KAPPA = si.Parameter("kappa", "κ", "curvature of the activation", "log", lambda
 
 @dataclasses.dataclass(frozen=True)
 class CubicDrift(si.terms.AbstractTerm):
-    """dV_αβ/dt = c (V_αα + V_ββ − 2) V_αβ, of φ(x) = x + ψ x³/n with E φ(g)² = 1 and c = 3ψ."""
+    """dV_αβ/dt = c (V_αα + V_ββ − 2) V_αβ, of the activation φ of `TanhMLP` with E φ(g)² = 1 and c = −3κ."""
 
     def drift(self, c, V):
         norms = jnp.einsum("ii...->i...", V)
         return c * (norms[:, None] + norms[None] - 2) * V
 
     def flow(self, c, X, h):
-        norms = jnp.sum(X * X, axis=1, keepdims=True)  # logistic: du/dt = 2c (u − 1) u
+        norms = jnp.sum(X * X, axis=1, keepdims=True)  # u = V_αα is logistic: du/dt = 2c (u − 1) u
         return X / jnp.sqrt(norms + (1 - norms) * jnp.exp(2 * c * h))
 
 

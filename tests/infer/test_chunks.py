@@ -25,7 +25,7 @@ SETTINGS = {"sampler": AtTheMode(chains=2, draws=60), "predictions": 20}
 @pytest.fixture
 def store(networks, tmp_path, monkeypatch):
     """Eight chunks of three networks each, of which one in three is in memory."""
-    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 8)
+    monkeypatch.setattr("sdeinfer.infer._chunks.NETWORKS_IN_MEMORY", 8)
     part = networks.copy()
     part["covariance"].encoding = {"chunks": (3, *networks["covariance"].shape[1:])}
     write(part, tmp_path / "data.zarr")
@@ -45,7 +45,7 @@ def of_two_widths(data):
 @pytest.mark.parametrize("law", ["limit", "finite-width"])
 def test_sums_over_chunks_are_the_statistics(networks, chunks, law, monkeypatch):
     """With every network in memory, the range and the adjustment are the same, and so are densities."""
-    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 24)
+    monkeypatch.setattr("sdeinfer.infer._chunks.NETWORKS_IN_MEMORY", 24)
     whole, found = (si.prepare(FULL_PATH, of_two_widths(data), law=law) for data in (networks, chunks))
     assert len(found.constant) == 2
     for x, y in zip(jax.tree.leaves(whole.adjustment), jax.tree.leaves(found.adjustment), strict=True):
@@ -81,7 +81,7 @@ def test_fit_and_check(fitted, checked, chunks):
 
 def test_layouts_hold_other_networks(chunks, monkeypatch):
     """Two networks are in memory; transitions far from theirs are left out, and counted."""
-    monkeypatch.setattr("sdeinfer.infer._chunks.KEPT", 2)
+    monkeypatch.setattr("sdeinfer.infer._chunks.NETWORKS_IN_MEMORY", 2)
     post = si.fit(FULL_PATH, chunks, law="limit", largest_logit=np.inf, **SETTINGS, key=jr.key(1))
     assert 150 < post.attrs["used_transitions"] <= 240
     assert post.attrs["left_out"] == 1 - post.attrs["used_transitions"] / 240

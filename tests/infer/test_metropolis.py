@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.budget import assert_same_posterior
 from helpers.internals import (
-    FREEDOM,
+    PROPOSAL_FREEDOM,
     Assumptions,
     Proposal,
     _log_t,
@@ -71,7 +71,7 @@ def test_k_of_one_is_the_full_path(data):
 @pytest.fixture
 def short_chunks(monkeypatch):
     """Of one length in all tests: it is compiled in."""
-    monkeypatch.setattr("sdeinfer.infer._metropolis.CHUNK", 20)
+    monkeypatch.setattr("sdeinfer.infer._metropolis.BAR_ITERATIONS", 20)
 
 
 @pytest.mark.usefixtures("short_chunks")
@@ -108,7 +108,7 @@ def test_independence_moves_have_the_density_of_a_t_law():
     mean, factor, points = rng.normal(size=3), np.tril(rng.normal(size=(3, 3))) + 2 * np.eye(3), rng.normal(size=(4, 3))
     proposal = Proposal(jnp.asarray(mean), jnp.asarray(factor), zero, zero, jnp.zeros(3), jnp.zeros((3, 3)))
     found = jax.jit(jax.vmap(_log_t, (None, 0)))(proposal, jnp.asarray(points))
-    expected = multivariate_t(mean, factor @ factor.T, df=FREEDOM).logpdf(points)
+    expected = multivariate_t(mean, factor @ factor.T, df=PROPOSAL_FREEDOM).logpdf(points)
     np.testing.assert_allclose(found - found[0], expected - expected[0], rtol=1e-10, atol=1e-12)
 
 

@@ -13,7 +13,7 @@ from helpers.internals import (
     LARGEST_LOGIT,
     USED,
     Assumptions,
-    Coldest,
+    ColdestLayer,
     LayerAt,
     Path,
     Range,
@@ -23,6 +23,7 @@ from helpers.internals import (
     logit_scale,
     logit_spread,
     mean_spread,
+    measures_of,
     problem_of,
     range_to_fit,
     rounding,
@@ -122,7 +123,7 @@ def test_tokens_near_a_line_leave_it_by_the_fourth_power_of_a_normal():
     expected = 16 / 3 * width * (change / (tau0**2 * width) ** 2) ** 2 / heads
     np.testing.assert_allclose(width * S.var() / 2, expected, rtol=0.12)  # of leading order, 3 %; by sampling, 2.3 %
     a = gamma**2 * (2 - gamma**2)
-    coldest = Coldest(np.log(tau0), noise=a, drift=0.0, mixing=gamma**4 / heads)
+    coldest = ColdestLayer(np.log(tau0), noise=a, drift=0.0, mixing=gamma**4 / heads)
     nothing = dict.fromkeys((logit_spread, attention_growth), np.zeros(1))
     grown = coldest.grown(starts_of(V[None], width), nothing | {attention_bend: bend[None]}) / tau0
     np.testing.assert_allclose(grown**4, gamma**4 * expected / a, rtol=1e-6)
@@ -140,7 +141,7 @@ def test_the_spread_is_that_of_logits_in_a_row():
 def test_the_drift_of_the_coldest_layer_is_without_its_temperature():
     kind = template("attention")
     u = np.asarray(kind.coordinates.unconstrained({"gamma": 0.6, "tau0": 2.5}))
-    found = Coldest.of(kind, LayerAt(u, np.array([0.1, 0.2]), np.eye(2)))
+    found = ColdestLayer.of(kind, LayerAt(u, np.array([0.1, 0.2]), np.eye(2)))
     np.testing.assert_allclose((found.drift, np.exp(found.log_tau0)), (0.6**2, 2.5))
 
 
@@ -152,7 +153,7 @@ def test_near_copies_beside_another_token_are_left_out_at_smaller_logits():
     measures = {logit_spread: spread, attention_growth: attention_growth(V, width), rounding: np.zeros(2)}
     measures[attention_bend] = np.zeros(2)
     assert spread[0] < spread[1]
-    inside = Range(Coldest(drift=0.75**2), 1.01 * spread.max()).contains(starts_of(V, 64.0), measures)
+    inside = Range(ColdestLayer(drift=0.75**2), 1.01 * spread.max()).contains(starts_of(V, 64.0), measures)
     assert inside.tolist() == [False, True]
 
 
@@ -232,7 +233,8 @@ def test_the_bound_has_the_least_error(sd):
 def test_four_times_as_many_networks_halve_the_error_of_the_data():
     spread = np.linspace(0.1, 0.55, 181)
     more, precise = (
-        transitions_allowed(spread, LARGEST_LOGIT, seen=40, sd=sd, times=times) for sd, times in ((0.1, 4.0), (0.05, 1))
+        transitions_allowed(spread, LARGEST_LOGIT, seen=40, sd=sd, data_per_sample=times)
+        for sd, times in ((0.1, 4.0), (0.05, 1))
     )
     assert more == precise
 
@@ -242,7 +244,11 @@ def test_a_fit_keeps_half_where_nothing_is_in_range(burst):
     late = covariance_dataset(last["covariance"].values, width=128, architecture="transformer")
     with pytest.raises(ValueError, match="covariance: no transition starts inside the range of the law: .* is allowed"):
         in_range_of(late, 1e-6)
-    path, found, _ = to_fit(late, 1e-6)
+    path, found, half = to_fit(late, 1e-6)
+    problem = problem_of(FULL_PATH, TRANSFORMER)
+    transitions = problem.transitions(late)
+    inside = half.contains(transitions, measures_of(transitions, problem.measures))  # as of further chunks
+    np.testing.assert_array_equal(transitions.take(np.flatnonzero(inside)).used, path.used)
     used, spread = path.used, logit_scale(late)
     assert used.sum() == used.size / 2
     assert spread[used].max() < spread[~used].min()

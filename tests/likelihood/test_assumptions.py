@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from helpers.internals import Assumptions, Mode, blank_statistics, checked_priors, latent_structure, layer_at
+from helpers.internals import Assumptions, Mode, blank_statistics, checked_priors, layer_at, unobserved_structure
 from numpyro import handlers
 from numpyro.infer.util import constrain_fn
 
@@ -56,7 +56,7 @@ def test_equal_priors_share_compiled_programs():
 
 def test_a_fixed_coordinate_is_no_site():
     blank = blank_statistics(2, assumptions=assumed({"tau0": 1.5, "c_mean": 0.0}))
-    assert set(latent_structure(full_path, blank)) == {"gamma", "c_gap"}
+    assert set(unobserved_structure(full_path, blank)) == {"gamma", "c_gap"}
     trace = handlers.trace(handlers.seed(full_path, jr.key(0))).get_trace(blank)
     assert trace["tau0"]["type"] == "deterministic"
     assert float(trace["tau0"]["value"]) == 1.5
@@ -67,7 +67,7 @@ def test_coordinates_at_a_mode_are_those_of_the_sites_there():
     """Whatever NumPyro's unconstrained values are; the standard deviations by a change of variables."""
     prior = {"gamma": dist.Beta(8.0, 2.0), "tau0": 1.5, "c_gap": dist.Uniform(0.2, 3.0)}
     blank = blank_statistics(2, assumptions=assumed(prior))
-    sites = tuple(latent_structure(full_path, blank))
+    sites = tuple(unobserved_structure(full_path, blank))
     x = np.linspace(-0.4, 0.7, len(sites))
     covariance = 0.01 * (np.eye(len(sites)) + 0.3)
     found = layer_at(full_path, blank, Mode(sites, x, 0.0, covariance, np.linalg.inv(covariance)))

@@ -62,7 +62,7 @@ def test_every_type_of_file_gives_one_dataset(file, X):
 
 
 def test_networks_come_in_parts(file, X, monkeypatch):
-    monkeypatch.setattr(_stored, "AT_ONCE", 8 * 2 * 2 * (2 * 8 + 12 * 2))
+    monkeypatch.setattr(_stored, "BYTES_AT_ONCE", 8 * 2 * 2 * (2 * 8 + 12 * 2))
     parts = list(observe_file(file))
     assert [part.sizes["network"] for part in parts] == [2, 2, 1]
     xr.testing.assert_allclose(xr.concat(parts, "network"), si.observe(X), rtol=1e-14)

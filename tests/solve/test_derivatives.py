@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.internals import FEW, along_few_numbers
+from helpers.internals import FORWARD_SCALARS, along_few_numbers
 
 import sdeinfer as si
 
@@ -48,8 +48,10 @@ def test_arrays_and_many_numbers_have_the_derivatives_of_jax():
         jax.grad(lambda M: by_tangents(*AT, M).sum())(M)
     many = along_few_numbers(lambda *x: geometric(x[0], sum(x), M).sum())
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        jax.grad(lambda x: many(*x))(jnp.ones(FEW + 1))
-    np.testing.assert_allclose(jax.grad(lambda x: many(*x))(jnp.ones(FEW))[1], np.exp(FEW) * M.sum(), rtol=1e-12)
+        jax.grad(lambda x: many(*x))(jnp.ones(FORWARD_SCALARS + 1))
+    np.testing.assert_allclose(
+        jax.grad(lambda x: many(*x))(jnp.ones(FORWARD_SCALARS))[1], np.exp(FORWARD_SCALARS) * M.sum(), rtol=1e-12
+    )
     _, slope = jax.jvp(lambda M: by_tangents(*AT, M), (M,), (M,))
     np.testing.assert_allclose(slope, np.exp(AT[0] * AT[1]) * M, rtol=1e-12)
 

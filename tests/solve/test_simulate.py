@@ -111,7 +111,7 @@ def test_relu_networks_cannot_explode_however_deep(key):
 @pytest.mark.long
 def test_known_and_traced_arguments_give_the_same_paths(V0, monkeypatch, key):
     """Known ones by Diffrax's loop, two blocks on the host; traced ones by a scan, its last chunk filled up."""
-    monkeypatch.setattr("sdeinfer.solve._solve.CHUNK", 4)
+    monkeypatch.setattr("sdeinfer.solve._solve.CHECKPOINT_STEPS", 4)
 
     def simulate(gamma):
         layer = si.ResidualFeedForward(gamma, 1.0, -1.0)

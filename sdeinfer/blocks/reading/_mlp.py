@@ -10,7 +10,7 @@ from sdeinfer._files import InputError
 from sdeinfer.blocks._experts import SCORES, weights_of_experts
 from sdeinfer.blocks.reading._facts import BranchFacts
 from sdeinfer.blocks.reading._pass_values import float_array, outputs_of_matrix, with_bias
-from sdeinfer.blocks.reading._values import SAME, activations_of_values, gated_activations
+from sdeinfer.blocks.reading._values import FORMULA_TOLERANCE, activations_of_values, gated_activations
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Taps
@@ -124,7 +124,7 @@ def _read_weights(facts: BranchFacts, p: np.ndarray, logits: np.ndarray, faults:
             weights = np.asarray(weights_of_experts(jnp.asarray(logits), chosen, scores))
             ratio = seen / np.sort(weights[weights > 0])
             scale = float(np.median(ratio))
-            if np.abs(ratio / scale - 1).max() < 10 * SAME and math.isfinite(scale):
+            if np.abs(ratio / scale - 1).max() < 10 * FORMULA_TOLERANCE and math.isfinite(scale):
                 facts.shape |= {"chosen": chosen, "scores": scores, "scale": float(f"{scale:.4g}")}
                 return
     faults.append(f"{facts.branch.where}: the weights of its experts are another function of the router's logits")

@@ -11,10 +11,10 @@ import numpy as np
 from sdeinfer.blocks._mlp import ACTIVATIONS
 from sdeinfer.covariance import CAUSAL, Pattern
 
-SAME = 1e-4
+FORMULA_TOLERANCE = 1e-4
 """Largest relative difference of values that a network computes in float32 from those of a formula."""
 
-ROUNDING = 2e-6
+SQUARE_ROUNDING = 2e-6
 """Relative error of mean squares that a network computes in float32."""
 
 
@@ -32,7 +32,7 @@ def activations_of_values(z: np.ndarray, h: np.ndarray) -> dict[str, float]:
     """The activations that have values near h at z, with their largest errors; several where z is small."""
     scale = np.abs(h).max()
     errors = {name: np.abs(np.asarray(f(jnp.asarray(z))) - h).max() / scale for name, f in ACTIVATIONS.items()}
-    return {name: float(error) for name, error in errors.items() if error <= SAME}
+    return {name: float(error) for name, error in errors.items() if error <= FORMULA_TOLERANCE}
 
 
 def pattern_of_mask(mask: np.ndarray) -> Pattern:
@@ -54,7 +54,7 @@ def factor_of_logits(probabilities: np.ndarray, logits: np.ndarray, mask: np.nda
     log, count = np.log(np.where(mask, P, 1.0)), mask.sum(axis=1, keepdims=True)
     log, Y = ((values - (values * mask).sum(-1, keepdims=True) / count) * mask for values in (log, Y))
     factor = (log * Y).sum() / max((Y * Y).sum(), 1e-300)
-    return float(factor) if np.abs(log - factor * Y).max() <= SAME * max(1.0, np.abs(log).max()) else None
+    return float(factor) if np.abs(log - factor * Y).max() <= FORMULA_TOLERANCE * max(1.0, np.abs(log).max()) else None
 
 
 def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float | None:
@@ -63,7 +63,11 @@ def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> 
     first = mask.argmax(axis=1)
     rows = np.arange(len(mask))
     sinks = np.log(P[:, :, -1]) - np.log(P[:, rows, first]) + Y[:, rows, first]
-    return float(sinks.mean()) if np.ptp(sinks, axis=1).max() <= SAME * max(1.0, np.abs(sinks).max()) else None
+    return (
+        float(sinks.mean())
+        if np.ptp(sinks, axis=1).max() <= FORMULA_TOLERANCE * max(1.0, np.abs(sinks).max())
+        else None
+    )
 
 
 def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Iterable[int]) -> tuple[float, int] | None:
@@ -79,7 +83,7 @@ def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Itera
         return None
     for size in sorted({size for size in sizes if size % 2 == 0 and 2 <= size <= before.shape[-1]}):
         change = np.abs(after[..., size:] - before[..., size:]).max(initial=0.0)
-        if change <= SAME * np.abs(before).max():
+        if change <= FORMULA_TOLERANCE * np.abs(before).max():
             base = base_of_rotations(before[..., :size], after[..., :size], tokens)
             if base is not None:
                 return base, size
@@ -103,7 +107,7 @@ def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> flo
             x, y = (_pairs(values, half=half) for values in (queries, rotated))
             turn, modulus = y * x.conj(), np.abs(x) ** 2
             angle = turn.sum(1) / modulus.sum(1)  # of each token and pair
-            if np.abs(turn - angle[:, None] * modulus).max() > 10 * SAME * modulus.max():
+            if np.abs(turn - angle[:, None] * modulus).max() > 10 * FORMULA_TOLERANCE * modulus.max():
                 continue
             steps = (angle[1:] * angle[:-1].conj()).mean(0)
             if np.abs(np.abs(steps) - 1).max() < 0.01 and (base := _base(np.abs(np.angle(steps)))) is not None:
@@ -134,7 +138,7 @@ def norms_of_values(x: np.ndarray, y: np.ndarray) -> set[str]:
     for name, centred in (("rms", x), ("layer", x - x.mean(1, keepdims=True))) if x.shape == y.shape else ():
         square = (centred**2).sum(1, keepdims=True)
         factor = (centred * y).sum(1, keepdims=True) / np.where(square > 0, square, 1.0)
-        if np.abs(y - factor * centred).max() <= SAME * np.abs(y).max():
+        if np.abs(y - factor * centred).max() <= FORMULA_TOLERANCE * np.abs(y).max():
             norms.add(name)
     return norms
 
@@ -145,4 +149,4 @@ def epsilon_of_norm(x: np.ndarray, y: np.ndarray, gain: float) -> float:
     read, made = (np.square(values).mean(1) for values in (x, y))
     smallest = int(read.argmin())
     epsilon = gain**2 * read[smallest] / made[smallest] - read[smallest]
-    return float(f"{epsilon:.2g}") if epsilon > ROUNDING * read[smallest] else 0.0
+    return float(f"{epsilon:.2g}") if epsilon > SQUARE_ROUNDING * read[smallest] else 0.0

@@ -46,31 +46,32 @@ class Solution(NamedTuple):
 def search(problem: Problem) -> tuple[Problem, Solution]:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least.
 
-    Criteria of paths of the SDE, or of chains with derivatives, are searched as they are. Those of chains without are
-    first those of paths, which are then moved to chains where the search ends, and the search goes on near it, until
-    they agree. What chains add changes little with the parameters, so that derivatives along paths find the answer.
-    Where it changes much, as where some networks explode, chains are searched with derivatives of their own. The result
-    is the problem at whose optimum the search ended, and its solution.
+    Criteria of paths of the SDE, or of chains with derivatives, are searched as they are. If chains have none, SLSQP
+    first solves the problem on paths. At the solution the difference of chains and paths is added to each
+    criterion, and SLSQP runs again from there, until these differences no longer change. They change little with the
+    parameters, so that derivatives along paths find the answer. Where they change much, as where some networks explode,
+    chains are searched with derivatives of their own. The result is the problem at whose optimum the search ended, and
+    its solution.
     """
     if problem.law == "limit" or problem.chain_slopes:
         return problem, _optimum(problem)
-    by_paths = dataclasses.replace(problem, law="limit")
-    solution = _optimum(by_paths)
+    searched = dataclasses.replace(problem, law="limit")
+    solution = _optimum(searched)
     evaluations = solution.evaluations
     for _ in range(4):
-        moved, changed = _moved(by_paths, solution.u)
+        moved, changed = _moved(searched, solution.u)
         if not changed:
-            return by_paths, solution._replace(evaluations=evaluations)
-        by_paths, solution = moved, _slsqp(moved, solution.u)
+            return searched, solution._replace(evaluations=evaluations)
+        searched, solution = moved, _slsqp(moved, solution.u)
         evaluations += max(solution.evaluations, moved.evaluations)
         if solution.violation > FEASIBLE:
             break
     # A violation of a hundredth is good enough where moves go on.
-    if solution.violation > FEASIBLE or _moved(by_paths, solution.u)[0].violation(solution.u) > 0.01:
-        by_paths = dataclasses.replace(problem, chain_slopes=True)
-        solution = _optimum(by_paths)
+    if solution.violation > FEASIBLE or _moved(searched, solution.u)[0].violation(solution.u) > 0.01:
+        searched = dataclasses.replace(problem, chain_slopes=True)
+        solution = _optimum(searched)
         evaluations += solution.evaluations
-    return by_paths, solution._replace(evaluations=evaluations)
+    return searched, solution._replace(evaluations=evaluations)
 
 
 def _moved(problem: Problem, u: Float[np.ndarray, " coordinates"]) -> tuple[Problem, bool]:
@@ -98,9 +99,10 @@ def _optimum(problem: Problem) -> Solution:
     solution = min(solutions, key=lambda solution: solution.violation)
     if solution.violation > FEASIBLE:
         nearest = _slsqp(problem, solution.u, elastic=True)
-        if nearest.violation <= FEASIBLE:
-            nearest = _local_optimum(problem, nearest.u)
         solution = min((solution, nearest), key=lambda solution: solution.violation)
+        if nearest.violation <= FEASIBLE:
+            optimum = _local_optimum(problem, nearest.u)
+            solution = optimum if optimum.violation <= FEASIBLE else nearest
     return solution._replace(evaluations=len(points) + problem.evaluations)
 
 
@@ -114,7 +116,10 @@ def _local_optimum(problem: Problem, start: Float[np.ndarray, " coordinates"]) -
         if short.violation > FEASIBLE or np.abs(short.u - start).max() < 0.99 * REACH:
             break
         start = short.u
-        short = _slsqp(problem, start, reach=REACH)
+        further = _slsqp(problem, start, reach=REACH)
+        if further.violation > FEASIBLE:
+            break
+        short = further
     return min((solution, short), key=lambda solution: solution.violation)
 
 
@@ -171,9 +176,8 @@ def _slsqp(
     def slacks(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         residuals = problem.residuals(x[:size])
         extra_slack, extra_slope = (x[-1], 1.0) if elastic else (0.0, 0.0)
-        # Its line search weighs a violation by the multiplier: with exact slopes the way from a violated bound back to
-        # it may neither gain nor lose. E tr V ≤ 3.3 (`test_problem.py`) takes 268 evaluations with exact slopes, 139
-        # with these; but γ at τ0 = 0.02 takes 20 and 355.
+        # With exact slopes SLSQP's merit function may be flat on the way back to a violated bound. E tr V ≤ 3.3
+        # (`test_problem.py`) takes 268 evaluations with exact slopes, 139 with these; γ at τ0 = 0.02 takes 20 and 355.
         rows = [(residual.value + extra_slack, 0.9 * residual.slope, extra_slope) for residual in residuals]
         if several:
             rows += [(objective.value + x[-1], objective.slope, 1.0) for objective in problem.objectives(x[:size])]

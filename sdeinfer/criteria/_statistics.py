@@ -29,7 +29,7 @@ class Ensemble(eqx.Module):
     Attributes:
         initial: V at time 0, shape (m, m).
         covariance: V at the last time only, or at the end of every step; shape (paths, times, m, m). A path that
-            explodes keeps its V before that.
+            explodes keeps its V before that, a network of a chain or with weights that of time 0.
         tangent: D at the same times of a tangent with tr D = 1 at time 0 (see `tangents`), or None.
         exploded: whether each path exploded, shape (paths,).
     """

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from scipy import optimize
 
 from sdeinfer.criteria import AbstractCriterion
+from sdeinfer.infer._expansion import curvature
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.tuning._problem import Problem
 from sdeinfer.tuning._search import Solution
@@ -140,18 +141,18 @@ def _slopes(problem: Problem, u: np.ndarray) -> np.ndarray:
 def _moves(
     problem: Problem, u: np.ndarray, rows: np.ndarray, weights: np.ndarray, active: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
-    """du/db from the linearised conditions; the Hessian, whose scale drops out, only where constraints do not fix u."""
+    """du/db from the linearised conditions; with the Hessian where constraints do not fix u."""
     count = len(rows)
     if count >= free.sum():
         return np.linalg.pinv(rows)
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        worst = min(problem.objectives(x), key=lambda goal: goal.value)
-        return worst.slope + weights @ _slopes(problem, x)[active]
+        point = u.copy()
+        point[free] = x
+        worst = min(problem.objectives(point), key=lambda goal: goal.value)
+        return (worst.slope + weights @ _slopes(problem, point)[active])[free]
 
-    moves = 0.02 * np.eye(len(u))[free]
-    hessian = np.array([(gradient(u + x) - gradient(u - x))[free] for x in moves])
-    hessian = hessian + hessian.T
+    hessian = curvature(gradient, u[free], 0.02)
     system = np.block([[hessian, rows.T], [rows, np.zeros((count, count))]])
     right = np.concatenate([np.zeros((len(hessian), count)), np.eye(count)])
     return np.linalg.lstsq(system, right)[0][: len(hessian)]

@@ -179,7 +179,7 @@ class Problem:
 
     def named(self, u: Float[np.ndarray, " coordinates"]) -> dict[str, float]:
         """The free values, one per knot."""
-        values = np.concatenate([np.atleast_1d(x) for x in self.space.values(np.asarray(u)).values()])
+        values = np.hstack(list(self.space.values(np.asarray(u)).values()))
         return dict(zip(self.space.names, map(float, values), strict=True))
 
     def criterion(self, criterion: AbstractCriterion, u: Float[np.ndarray, " coordinates"]) -> list[Value]:

@@ -62,11 +62,11 @@ def path_sample(
     key: PRNGKeyArray,
 ) -> Sample:
     """Paths of the SDE, with coefficients of each interval; `slopes` have a leading axis of directions."""
-    parts = {
-        group: _paths(group, tangent, limit, slopes, V0, grid, paths=paths, key=key)
-        for tangent, group in by_tangent(statistics).items()
-    }
-    return joined_samples(statistics, parts)
+
+    def draw(group: Statistics, tangent: Any) -> Sample:
+        return _paths(group, tangent, limit, slopes, V0, grid, paths=paths, key=key)
+
+    return _by_tangent(statistics, draw)
 
 
 def chain_sample(
@@ -86,12 +86,11 @@ def chain_sample(
     singular, as with equal tokens, along directions that keep it so.
     """
     layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), tree) for tree in (layer, slopes))
-    sizes: dict[str, Any] = {"width": width, "depth": depth, "networks": networks}
-    parts = {
-        group: _chains(group, tangent, layer, slopes, V0, **sizes, key=key)
-        for tangent, group in by_tangent(statistics).items()
-    }
-    return joined_samples(statistics, parts)
+
+    def draw(group: Statistics, tangent: Any) -> Sample:
+        return _chains(group, tangent, layer, slopes, V0, width=width, depth=depth, networks=networks, key=key)
+
+    return _by_tangent(statistics, draw)
 
 
 def weight_sample(
@@ -105,14 +104,15 @@ def weight_sample(
     key: PRNGKeyArray,
 ) -> Sample:
     """Networks with weights, without derivatives; those whose covariance overflows explode."""
-    parts, tokens = {}, len(V0)
-    for tangent, group in by_tangent(statistics).items():
-        every_step = any(statistic.every_step for statistic in group)
+    tokens = len(V0)
+
+    def draw(group: Statistics, tangent: Any) -> Sample:
+        observe_every = 1 if any(statistic.every_step for statistic in group) else depth
         sizes: dict[str, Any] = {
             "width": width,
             "depth": depth,
             "networks": networks,
-            "observe_every": 1 if every_step else depth,
+            "observe_every": observe_every,
         }
         if tangent is None:
             data = sample_networks(layer, V0, method="weights", key=key, **sizes)
@@ -125,24 +125,18 @@ def weight_sample(
         finite = ~exploded[:, None, None, None]
         D = None if D is None else jnp.asarray(np.where(finite, D, np.eye(tokens) / tokens))
         ensemble = Ensemble(jnp.asarray(V0), jnp.asarray(np.where(finite, V, V0)), D, jnp.asarray(exploded))
-        values = np.asarray(evaluate(group, ensemble))
-        parts[group] = Sample(values, np.zeros((len(group), 0, networks)), exploded)
-    return joined_samples(statistics, parts)
+        return Sample(np.asarray(evaluate(group, ensemble)), np.zeros((len(group), 0, networks)), exploded)
+
+    return _by_tangent(statistics, draw)
 
 
-def by_tangent(statistics: Statistics) -> dict[Any, Statistics]:
-    """The statistics that share networks: those of one tangent; those without one are with the first."""
-    tangents = list(
-        dict.fromkeys(statistic.directions for statistic in statistics if statistic.directions is not None)
-    ) or [None]
-    return {
-        tangent: tuple(
-            statistic
-            for statistic in statistics
-            if (tangents[0] if statistic.directions is None else statistic.directions) == tangent
-        )
-        for tangent in tangents
-    }
+def _by_tangent(statistics: Statistics, draw: Callable[[Statistics, Any], Sample]) -> Sample:
+    """One sample, where statistics of one tangent share networks; those without a tangent share those of the first."""
+    tangents = list(dict.fromkeys(x.directions for x in statistics if x.directions is not None)) or [None]
+    groups: dict[Any, Statistics] = {tangent: () for tangent in tangents}
+    for statistic in statistics:
+        groups[tangents[0] if statistic.directions is None else statistic.directions] += (statistic,)
+    return joined_samples(statistics, {group: draw(group, tangent) for tangent, group in groups.items()})
 
 
 def tangent_at(tangent: int | str, tokens: int, dtype: np.dtype) -> Float[np.ndarray, "m m"]:

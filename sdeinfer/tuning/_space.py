@@ -14,6 +14,7 @@ import numpy as np
 from diffrax import LinearInterpolation
 from jaxtyping import Array, Bool, Float
 
+from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.layers import AbstractLayer, Limit, OverDepth
 from sdeinfer.layers._over_depth import Profile
 from sdeinfer.parameters import BIJECTIONS, SLOPES
@@ -103,9 +104,8 @@ class Space:
 
     def slopes(self, u: Float[np.ndarray, " coordinates"]) -> Float[np.ndarray, " coordinates"]:
         """Derivative of each free value by its coordinate."""
-        spread = 1e-6
-        high, low = (np.concatenate([np.atleast_1d(x) for x in self.values(u + s).values()]) for s in (spread, -spread))
-        return (high - low) / (2 * spread)
+        points = [np.hstack(list(self.values(point).values())) for point in points_around(u)]
+        return np.diagonal(slopes(np.array(points)))
 
     def layer(self, u: Float[Any, " coordinates"], fixed: Mapping[str, Any], time: Any) -> AbstractLayer:
         """The layer at free coordinates, whose depth-time ends at `time`."""

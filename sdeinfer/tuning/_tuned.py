@@ -156,7 +156,8 @@ class Tuned:
             notes.append(f"{self._few}: values and errors of criteria need some hundreds; raise `paths`")
         if search["exploded"] > 0:
             notes.append(f"{search['exploded']:.2%} of {self.samples} explode; they count as outside of every range")
-        by_limit = any(statistic.directions is not None for statistic in self.problem.statistics) or self.law == "limit"
+        exact = self.problem.of_chains
+        by_limit = self.law == "limit" or any(statistic not in exact for statistic in self.problem.statistics)
         if by_limit and search["logit_spread"] > 0.5:
             spread = f"{search['logit_spread']:.2g} at width {self.width}"
             notes.append(f"logits have a spread of {spread}: the limit is rough")
@@ -178,8 +179,9 @@ class Tuned:
     def verdict(self) -> str:
         """The answer in one sentence."""
         if isinstance(self.objective, str):
-            knots = self.parameters[[str(name).split("[")[0] == self.objective for name in self.parameters.index]]
-            value, error = knots["value"].mean(), knots["error"].mean()
+            # The objective of a parameter with knots is its mean over depth.
+            shares = self.problem.space.mean_of(self.objective)
+            value, error = (shares @ self.parameters[column].to_numpy(float) for column in ("value", "error"))
         else:
             # The worst prompt decides.
             rows = self.criteria.iloc[len(self.V0) * len(self.constraints) :]

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.budget import assert_estimate, assert_visible
 from helpers.internals import _in_residuals, _moved, as_module, coefficients
@@ -94,6 +95,9 @@ def test_the_objective_is_the_mean_over_depth(tuned):
     np.testing.assert_allclose(found.value, np.trapezoid(1 / (1 + np.exp(-u)), [0.0, 0.5, 1.0]))
     changes = [problem.objectives(u + step)[0].value - problem.objectives(u - step)[0].value for step in h * np.eye(3)]
     np.testing.assert_allclose(found.slope, np.array(changes) / (2 * h), rtol=1e-5)
+    values = {"value": [0.1, 0.2, 0.4], "error": [0.02] * 3, "at_end": [False] * 3}
+    parameters = pd.DataFrame(values, index=[f"gamma[{knot}]" for knot in range(3)])
+    assert "gamma = 0.225 ± 0.02" in dataclasses.replace(tuned, problem=problem, parameters=parameters).verdict
 
 
 def test_profiles_are_stretched_with_the_depth(tuned, key):

@@ -155,6 +155,7 @@ def test_a_constant_has_the_largest_mean_where_noise_decides(key):
     exact = optimize.brentq(lambda gamma: exact_spread(gamma) - 0.2, 0.01, 0.999)
     mean = found.problem.space.mean_of("gamma") @ found.parameters["value"].to_numpy()
     print(f"\nmean γ over depth {mean:.4f}, constant {exact:.4f}; knots {list(found.values.values())}")
+    assert f"gamma = {mean:.4g} ±" in found.verdict
     assert_estimate(mean, exact, exact * found.criteria["error"].iloc[0] / 0.2)
 
 

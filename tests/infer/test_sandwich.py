@@ -164,9 +164,9 @@ def test_information_and_omitted_order_are_derivatives_of_the_mean_density():
         return -(((mean - own_mean) ** 2 + variance) / own_variance + jnp.log(own_variance)).sum() / 2
 
     found = _scatter(path(), law_of(), si.ShapedTransformer(**TRUTH), np.eye(4), 16)
-    change, shift = map(np.asarray, jax.jit(jax.jacfwd(jax.grad(mean_density), (0, 1)))(U, 0.0))
+    change, bias = map(np.asarray, jax.jit(jax.jacfwd(jax.grad(mean_density), (0, 1)))(U, 0.0))
     np.testing.assert_allclose(found.information, -change, rtol=1e-8, atol=1e-8 * np.abs(change).max())
-    np.testing.assert_allclose(found.shift, shift, rtol=1e-8, atol=1e-8 * np.abs(shift).max())
+    np.testing.assert_allclose(found.bias, bias, rtol=1e-8, atol=1e-8 * np.abs(bias).max())
 
 
 def test_the_adjustment_does_not_depend_on_the_order():
@@ -176,7 +176,7 @@ def test_the_adjustment_does_not_depend_on_the_order():
     data = si.sample_networks(si.ShapedTransformer(**TRUTH), V0, width=32, depth=4, networks=12, key=jr.key(7))
     networks, tokens = np.random.default_rng(1).permutation(12), [2, 0, 1]
     one, two = (
-        sandwich(observed_path(each), TRANSFORMER, np.asarray(U), priors=np.eye(4), times=1.0)
+        sandwich(observed_path(each), TRANSFORMER, np.asarray(U), priors=np.eye(4), data_per_sample=1.0)
         for each in (data, data.isel(network=networks, token_a=tokens, token_b=tokens))
     )
     assert float(one.error) < 0.05

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Topic:
-    """What tests are about.
+    """A subject of tests.
 
     Attributes:
         fails: what fails, in words.

@@ -113,10 +113,10 @@ def _fitted(
 def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[AbstractLayer, PathStatistics]:
     """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
     of_pattern = {
-        pattern: path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True)
+        pattern: jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
         for pattern in {kind.pattern for kind in kinds}
     }
-    return {kind: jax.tree.map(np.asarray, of_pattern[kind.pattern]) for kind in kinds}
+    return {kind: of_pattern[kind.pattern] for kind in kinds}
 
 
 def log_ratios(
@@ -237,7 +237,7 @@ def check_candidates(
 
 
 def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, float], known: Set[str]) -> str:
-    """What an architecture moves or lacks, in words; empty if it does not matter.
+    """The move of a parameter by an architecture, or what it lacks, in words; empty if it does not matter.
 
     A move matters if the data identify the parameter; if the architecture fits better, that of any parameter matters.
     """

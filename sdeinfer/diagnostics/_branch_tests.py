@@ -32,7 +32,7 @@ def check_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
         ratio, error = table.loc[name, ["mean", "sd"]] / tests.declared[site]
         if abs(ratio - 1) > bounds.DECLARED_DEVIATIONS * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {tests.declared[site]:.3g}")
-    # What was read from the weights needs no confirmation.
+    # Gains and temperatures that were read from the weights need no confirmation.
     unknown = tests.unconfirmed() if of_law.passed and MEASURED not in tree.attrs else []
     return dataclasses.replace(of_law, notes=tuple(notes), assumed=dict.fromkeys(unknown, ""))
 
@@ -221,7 +221,7 @@ class BranchTests:
 
     @functools.cached_property
     def profiles(self) -> dict[str, Float[np.ndarray, " factors"]]:
-        """What the log likelihood gains by a factor of each assumed gain or temperature.
+        """The gain of the log likelihood by a factor of each assumed gain or temperature.
 
         The strength of each branch is integrated out, so that layers that differ do not count; at its largest instead,
         one number for each of many branches, the likelihood would prefer gains of a wide law.

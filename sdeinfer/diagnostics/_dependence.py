@@ -62,7 +62,7 @@ def _dependence(
     B: Float[np.ndarray, "networks tests m m"],
     width: Int[np.ndarray, " networks"],
 ) -> Dependence:
-    """By −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), χ² with m² degrees of freedom (Bartlett)."""
+    """The test by −(n − m − ½) log det(I − A⁻¹ C B⁻¹ Cᵀ), χ² with m² degrees of freedom (Bartlett)."""
     m = A.shape[-1]
     R = np.linalg.solve(A, C) @ np.linalg.solve(B, np.swapaxes(C, -1, -2))
     _, log_det = np.linalg.slogdet(np.eye(m) - R)

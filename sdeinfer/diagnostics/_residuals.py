@@ -1,4 +1,4 @@
-"""What a fit leaves of observed layers: their paths, the law at the posterior mean, and sums over the innovations.
+"""The residuals of a fit: paths of observed layers, the law at the posterior mean, and sums over the innovations.
 
 Tests: `tests/diagnostics/test_consequences.py`.
 """

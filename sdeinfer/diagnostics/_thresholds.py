@@ -115,8 +115,8 @@ LARGEST_INNOVATION = 5.0
 exceeds it."""
 
 PRIOR_SD, TESTED_PRIOR_SD, FLAT_PRECISION = 1.5, 0.75, 1e-9
-"""Of a coordinate on the real line: the standard deviation, about 0, by the default priors; that above which a prior is
-not tested against the data; and the precision by a prior that says nothing."""
+"""Standard deviation of a coordinate on the real line, about 0, by the default priors; that above which a prior is not
+tested against the data; and the precision by a prior that says nothing."""
 
 TARGET_SD, LARGEST_REMEDY = 0.1, 1e6
 """Standard deviation, on the real line, to which `identification` extrapolates the number of networks, and the factor
@@ -140,8 +140,9 @@ NORMAL_BLOCKS, NORMALS_OF_A_BLOCK = 40, 100
 """Blocks of normal increments, and the number in each, of whose fourth moments the law is taken."""
 
 LARGEST_ENTRY, NEAREST_LAYERS, EXACT_DRAWS = 1e6, 256, 96
-"""Of layers out of range: the entry of V from which it has exploded, the largest number that are compared, and of exact
-ones for each. The sd of 96 draws has an error of 7 %; with 24, 15 %, one of eight sets with shared weights passed."""
+"""Sizes for layers out of range: the entry of V from which it has exploded, the number of layers that are compared, and
+of exact ones for each. The sd of 96 draws has an error of 7 %; with 24, 15 %, one of eight sets with shared weights
+passed."""
 
 COMPARED_TRANSITIONS, COMPARED_FORMS, SIMULATED_SETS = 16_384, 2**18, 16
 """Largest number of transitions to which other architectures are fitted; and of entries of the forms W_q, with another

@@ -65,7 +65,7 @@ class AbstractCovariances(AbstractProblem):
 
     @abc.abstractmethod
     def reduced(self, data: xr.Dataset, path: Path) -> PyTree:
-        """What the likelihood needs of the transitions in range."""
+        """The data that the likelihood takes, from the transitions in range."""
 
     def prepare(self, data: xr.Dataset, largest_logit: float) -> Prepared:
         phase("finding the range of the law")

@@ -124,9 +124,9 @@ def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.nd
 
 
 NEGLIGIBLE_STEP, LONGEST_STEP, LARGEST_SHIFT, MOST_PASSES = 0.25, 4.0, 0.5, 8
-"""Of the search for the mode of the uncompressed law: a step, in posterior standard deviations, that is taken without a
-further pass over the data, with an error of about a tenth of it at n = 32; the longest step, and the largest shift of a
-coordinate, of which one must hold; and the largest number of passes over the data."""
+"""Bounds of the search for the mode of the uncompressed law: the step, in posterior standard deviations, that is taken
+without a further pass over the data, with an error of about a tenth of it at n = 32; the longest step and the largest
+shift of a coordinate, of which one must hold; and the largest number of passes over the data."""
 
 
 def shift_to_uncompressed_mode(

@@ -160,8 +160,8 @@ def in_range(
 ) -> Selection:
     """Select the transitions that start inside the range of the law; each group has the range of its own τ0.
 
-    The data have `data_per_sample` as many networks as `data`. The attribute `pilot_tau0` has the τ0 of the range, or
-    of each group's; the range of the selection is that of the last group.
+    `data` may be a sample: there are `data_per_sample` times as many networks in all. The attribute `pilot_tau0` has
+    the τ0 of the range, or of each group's; the range of the selection is that of the last group.
     """
     if not largest_logit > 0:
         raise InputError(f"largest_logit: must be positive, got {largest_logit:g}")

@@ -100,7 +100,7 @@ def observe_branches_of(
 ) -> xr.Dataset:
     """The residual branches of networks, and the blocks that they are; see `observe_branches`."""
     passes, described = Passes(inputs, networks), {}
-    # Of networks of one kind once.
+    # Networks of one kind share their branches.
     branches = functools.cache(functools.partial(branches_of, stream=stream))
 
     def observed(number: int) -> xr.Dataset:

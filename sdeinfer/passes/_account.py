@@ -112,7 +112,7 @@ class Matrix:
 
 @dataclasses.dataclass(eq=False)
 class Account:
-    """What one recorded pass shows: streams, matrices with their roles, attentions.
+    """The contents of one recorded pass: streams, matrices with their roles, attentions.
 
     Attributes:
         graph: the dependences of its record.

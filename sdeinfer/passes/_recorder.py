@@ -1,4 +1,4 @@
-"""What the recorders of PyTorch and of JAX have in common: nodes in their order, and what is kept of each.
+"""The recorder that those of PyTorch and of JAX share: nodes in their order, and what is kept of each.
 
 Tests: `tests/auditing/test_audit.py`.
 """

@@ -219,7 +219,7 @@ class _Notes(Recorder):
     def _measure(self, node: Node, tensor: Any, tensors: list[Any]) -> None:
         if keeps_rows(node):
             node.rows = _rows(tensor)
-        if node.kind == "contraction" and len(tensors) == 2:
+        if node.kind == "contraction" and not node.fixed and len(tensors) == 2:
             node.about["sums"] = [_sums(operand, axis) for operand, axis in zip(tensors, (-1, -2), strict=True)]
         if node.fixed and has_summary(tensor.numel()) and tensor.is_floating_point():
             node.about |= _summary(tensor)

@@ -1,14 +1,13 @@
-"""What a first use costs: CPU seconds of the scripts of pages, each page in a new process without a cache."""
+"""The cost of a first use: CPU seconds of the scripts of pages, each page in a new process without a cache."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from helpers import printed_outputs
+from helpers.processes import output
 
 pytestmark = pytest.mark.benchmark
 
@@ -16,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 DRIVER = """
 import json, sys, time
-names, seconds = {"__name__": "page"}, []
+names, seconds = {"__name__": "__main__"}, []
 for code in json.loads(sys.argv[1]):
     started = time.process_time()
     exec(compile(code, "page", "exec"), names)
@@ -46,16 +45,14 @@ OF_TORCH = {
 
 def cpu_seconds(scripts: Sequence[str]) -> list[float]:
     """CPU seconds of scripts that run one after the other in a process of a user, after one that keeps byte code."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTHONDONTWRITE"))}
     command = [sys.executable, "-W", "ignore", "-c", DRIVER, json.dumps(scripts)]
-    environment = kept | {"SDEINFER_NO_CACHE": "1"}
-    runs = [subprocess.run(command, check=True, capture_output=True, text=True, env=environment) for _ in range(2)]
-    return json.loads(runs[-1].stdout.splitlines()[-1])
+    printed = [output(*command) for _ in range(2)]
+    return json.loads(printed[-1].splitlines()[-1])
 
 
 def test_costs(record):
     rows = {"`import jax`": cpu_seconds(["import jax"])[0]}
-    rows["NumPyro's eight schools, with a summary"] = cpu_seconds([EIGHT_SCHOOLS.replace('"__main__"', '"page"')])[0]
+    rows["NumPyro's eight schools, with a summary"] = cpu_seconds([EIGHT_SCHOOLS])[0]
     write(rows | seconds_of(PAGES), rows["`import jax`"], record)
 
 

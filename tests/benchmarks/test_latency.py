@@ -4,11 +4,9 @@ Everything runs in processes of their own. The cache of compiled programs is a n
 """
 
 import json
-import os
 import re
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers.processes import output
 
 import sdeinfer as si
 
@@ -41,13 +40,6 @@ EIGHT_SCHOOLS, PAIRS = 1.6, 5
 TEXTBOOK = {200: 7, 1000: 12}
 """Cold effective samples a second over those of the textbook's program, by its draws: at least. It predicts no
 networks; its effective samples of 800 draws are 560 to 710 in repeated runs."""
-
-
-def output(*command: str, **variables: str) -> str:
-    """What a process prints in the environment of a user: byte code is kept, and nothing compiled is there."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "PYTHONDONTWRITE"))}
-    environment = kept | {"SDEINFER_NO_CACHE": "1"} | variables
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def script(path: Path, *arguments: str, **variables: str) -> str:

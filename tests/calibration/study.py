@@ -19,6 +19,7 @@ from helpers.internals import (
     Assumptions,
     Networks,
     PathStatistics,
+    in_default_types,
     observed_path,
     path_layout,
     path_statistics,
@@ -74,9 +75,9 @@ def statistics(data: xr.Dataset, assumptions: Assumptions) -> PathStatistics:
     return path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=assumptions)
 
 
-def posterior(prepared: PathStatistics, key) -> Posterior:
+def posterior(prepared: PathStatistics, key, *, single: bool = False) -> Posterior:
     """By importance sampling, or by NUTS where its weights do not allow that."""
-    sampled = importance_sample(prepared, key)
+    sampled = importance_sample(prepared, key, single=single)
     if sampled.k <= PARETO_K:
         return sampled
     draws = nuts_draws(prepared, key)
@@ -84,8 +85,8 @@ def posterior(prepared: PathStatistics, key) -> Posterior:
     return Posterior(draws, np.full(count, 1 / count), sampled.k)
 
 
-def importance_sample(prepared: PathStatistics, key) -> Posterior:
-    """The posterior of full paths at pooled statistics."""
+def importance_sample(prepared: PathStatistics, key, *, single: bool = False) -> Posterior:
+    """The posterior of full paths at pooled statistics, with densities in double or in single precision."""
     sites, mode, *_ = posterior_mode(full_path, prepared)
     curvature, axes = np.linalg.eigh(_hessian(prepared, sites, jnp.asarray(mode)))
     # Directions in which the mode is flat or worse are as wide as the prior.
@@ -95,7 +96,9 @@ def importance_sample(prepared: PathStatistics, key) -> Posterior:
     for _ in range(ROUNDS):
         proposal = stats.multivariate_t(mode, 1.5 * covariance, df=FREEDOM, seed=rng)
         x = proposal.rvs(POINTS)
-        log_weights = -np.asarray(_potentials(prepared, sites, jnp.asarray(x))) - proposal.logpdf(x)
+        with jax.enable_x64(not single):
+            potentials = _potentials(in_default_types(prepared), sites, jnp.asarray(x, float))
+        log_weights = -np.asarray(potentials, np.float64) - proposal.logpdf(x)
         log_weights = np.where(np.isfinite(log_weights), log_weights, -np.inf)
         weights = np.exp(log_weights - log_weights.max())
         weights /= weights.sum()

@@ -154,7 +154,14 @@ from sdeinfer.likelihood._full_path import FullPath, densities_at
 from sdeinfer.likelihood._increments import BranchPath, Increments
 from sdeinfer.likelihood._layer_step import LayerLaw, layer_step, power_of
 from sdeinfer.likelihood._model import as_model
-from sdeinfer.likelihood._path import AbstractPath, Adjustment, Transitions, no_adjustment, transitions_of
+from sdeinfer.likelihood._path import (
+    AbstractPath,
+    Adjustment,
+    Transitions,
+    in_default_types,
+    no_adjustment,
+    transitions_of,
+)
 from sdeinfer.likelihood._reduction import path_layout, path_statistics
 from sdeinfer.likelihood._statistics import PathStatistics, blank_statistics
 from sdeinfer.likelihood._terms import Terms, of_limits

@@ -73,7 +73,8 @@ def mistake_of(rows: list[Row], recipe: Recipe) -> Mistake | None:
 
 def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
     matrices = [row.matrix for row in rows]
-    where = f"the {matrices[0].role} {'matrix' if len(rows) == 1 else 'matrices'}"
+    matrix_or_matrices, are, have = ("matrix", "is", "has") if len(rows) == 1 else ("matrices", "are", "have")
+    where = f"the {matrices[0].role} {matrix_or_matrices}"
     sd = np.array([row.declared or math.nan for row in rows])
     n, fan_in, fan_out, L = (
         np.array([max(getattr(matrix, name), 1) for matrix in matrices])
@@ -83,20 +84,20 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
     if _scaled_with_depth(rows, recipe):
         yield Mistake("√(2L)", depth, f"the factor 1/√(2L) of {where} is missing", name="depth missing")
         yield Mistake("1/√(2L)", 1 / depth, f"the factor 1/√(2L) of {where} is there twice", name="depth twice")
-        yield Mistake("√(2L)/√(2(l + 1))", depth / layer, f"{where} are scaled by their own layer, not by L")
-        yield Mistake("√2", math.sqrt(2), f"{where} are scaled by 1/√L, not by 1/√(2L)")
+        yield Mistake("√(2L)/√(2(l + 1))", depth / layer, f"{where} {are} scaled by their own layer, not by L")
+        yield Mistake("√2", math.sqrt(2), f"{where} {are} scaled by 1/√L, not by 1/√(2L)")
     else:
-        yield Mistake("1/√(2L)", 1 / depth, f"{where} are scaled with depth, which is not declared")
-        yield Mistake("√(2L)", depth, f"{where} are multiplied by √(2L)")
+        yield Mistake("1/√(2L)", 1 / depth, f"{where} {are} scaled with depth, which is not declared")
+        yield Mistake("√(2L)", depth, f"{where} {are} multiplied by √(2L)")
     wholes = [matrix.places.outputs for matrix in matrices if matrix.places is not None]
     if len(wholes) == len(rows):
         packed = np.sqrt((fan_in + fan_out) / (fan_in + wholes))
-        says = f"{where} have the fan_out of all matrices in one array"
+        says = f"{where} {have} the fan_out of all matrices in one array"
         yield Mistake("√((i + o)/(i + Σo))", packed, says, of_fans=True)
-    yield Mistake("√2", math.sqrt(2), f"{where} have twice the variance, as with a gain of ReLU")
-    yield Mistake("1/√2", math.sqrt(0.5), f"{where} have half the variance, as without a gain of ReLU")
-    yield Mistake("1/√(2(l + 1))", 1 / layer, f"{where} are scaled by their own layer")
-    says = f"{where} have the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
+    yield Mistake("√2", math.sqrt(2), f"{where} {have} twice the variance, as with a gain of ReLU")
+    yield Mistake("1/√2", math.sqrt(0.5), f"{where} {have} half the variance, as without a gain of ReLU")
+    yield Mistake("1/√(2(l + 1))", 1 / layer, f"{where} {are} scaled by their own layer")
+    says = f"{where} {have} the default 1/√(3 fan_in) of torch.nn.Linear, as if never initialised"
     if all(row.law.name != "normal" for row in rows):
         yield Mistake("default/σ", 1 / np.sqrt(3 * fan_in) / sd, says, of_fans=True)
     if (fan_in != fan_out).all():
@@ -113,8 +114,10 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
         yield Mistake("1/√area", 1 / np.sqrt(areas), says, name="area", of_fans=True)
     yield Mistake("σ", sd, f"the variance is taken for the standard deviation in {where}")
     yield Mistake("1/√σ", 1 / np.sqrt(sd), f"the standard deviation is taken for the variance in {where}")
-    yield Mistake(".02/σ", 0.02 / sd, f"{where} have a standard deviation of 0.02, the default of many configurations")
-    yield Mistake("1/σ", 1 / sd, f"{where} have a standard deviation of 1, the default of torch.nn.Embedding")
+    yield Mistake(
+        ".02/σ", 0.02 / sd, f"{where} {have} a standard deviation of 0.02, the default of many configurations"
+    )
+    yield Mistake("1/σ", 1 / sd, f"{where} {have} a standard deviation of 1, the default of torch.nn.Embedding")
     if all(len(matrix.shape) == 3 for matrix in matrices):
         head_size = np.array([matrix.shape[-1] for matrix in matrices])
         yield Mistake("1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} have σ = 1/√d_k, the size of a head")

@@ -147,7 +147,7 @@ def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
     if not account.streams and (recipe.changes("multiplier") or recipe.changes("skip")):
         if recipe.multiplier(1) is not None or recipe.skip(1) is not None:
             yield Test("untested", "factors", None, "factors of branches: no residual stream was seen")
-    if not account.logits and recipe.changes("temperature"):
+    if not account.logits and recipe.changes("temperature") and recipe.temperature(1) is not None:
         yield Test("untested", "logits", None, "the factor of logits: no attention was seen")
 
 

@@ -46,6 +46,7 @@ class Recipe:
         gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
         layer_scale: the initial value of parameters that multiply branches.
+        entries: the declared entries of a parameter of any role, before all other rules.
         named: the declared entries of a parameter, or of a matrix in one, by its name, whatever its role.
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
@@ -63,12 +64,15 @@ class Recipe:
     gain: Callable[[Matrix], float | None] = lambda matrix: 1.0 if matrix.role == "norm" else 0.0
     embedding: float | None = None
     layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
+    entries: Callable[[Matrix], Declared | None] = lambda matrix: None
     named: Callable[[str], Declared | None] = lambda name: None
     norm: str | None = None
     causal: bool | None = None
 
     def declared(self, matrix: Matrix) -> Declared | None:
         """The declared entries of a matrix, a table or a bias, by its name, or by its role."""
+        if (entries := self.entries(matrix)) is not None:
+            return entries
         for name in (matrix.name, matrix.array):
             if (named := self.named(name)) is not None:
                 return named
@@ -110,9 +114,7 @@ def unmatched(rules: Mapping[str, Any], account: Account) -> str | None:
     return None
 
 
-def of_rules(
-    rules: Mapping[str, Any], *, name: str = "the given standard deviations", source: str = "the user"
-) -> Recipe:
+def of_rules(rules: Mapping[str, Any], *, name: str = "the given recipe", source: str = "the user") -> Recipe:
     """A recipe of rules: the first key that is a role of a matrix, or a glob that a parameter's name matches, decides.
 
     Arguments:
@@ -132,6 +134,15 @@ def of_rules(
         spread: Any = value(matrix) if callable(value) else value
         return None if law == "constant" else spread
 
+    def entries(matrix: Matrix) -> Declared | None:
+        value, law = rule(matrix)
+        if value is None or matrix.roles:  # roles of one array may differ
+            return None
+        value = value(matrix) if callable(value) else value
+        if value is None:
+            return None
+        return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
+
     def named(name: str) -> Declared | None:
         value, law = next((pair for key, pair in pairs.items() if fnmatch.fnmatchcase(name, key)), (None, None))
         if value is None or callable(value):
@@ -141,7 +152,7 @@ def of_rules(
     def law(matrix: Matrix) -> str | None:
         return rule(matrix)[1]
 
-    return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, named=named)
+    return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, entries=entries, named=named)
 
 
 def nothing(operand: Any) -> None:

@@ -77,6 +77,23 @@ def test_a_rule_by_name_is_tested_whatever_the_role():
     assert "layers.0.norm1.weight is 1, declared 0.5" in str(wrong)
 
 
+def test_the_first_rule_of_a_parameter_decides_be_it_a_role_or_a_name():
+    found = si.audit(net(), TOKENS, recipe={"position": 0.02, "*.attention.*": 0.02, "*": 0.5, "norm": 3.0})
+    assert "position" not in found.verdict
+    assert "σ of up" in found.verdict
+    assert si.audit(net(), TOKENS, recipe={"norm": (1.0, "constant")}).passed
+    assert "norm layers.0.norm1.weight is 1, declared 0.5" in str(
+        si.audit(net(), TOKENS, recipe={"norm": (0.5, "constant"), "*.norm1.weight": (1.0, "constant")})
+    )
+
+
+def test_rules_say_nothing_of_logits_that_a_model_does_not_have():
+    perceptron = nn.Sequential(nn.Linear(64, 64, bias=False))
+    torch.manual_seed(0)
+    nn.init.normal_(perceptron[0].weight, std=0.1)
+    assert si.audit(perceptron, torch.randn(4, 64), recipe={"*": 0.1}).passed
+
+
 AUTO = {
     "positions": (hf.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=199), "wpe.weight", 0.0),
     "dt_bias": (hf.Mamba2Config(hidden_size=64, num_hidden_layers=3, vocab_size=199, num_heads=8, head_dim=16, state_size=16, n_groups=1), "layers.1.mixer.dt_bias", 1.0),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
 
 LOGIT_NODES = 24
@@ -75,9 +76,14 @@ def _products_of(graph: Graph, softmax: Node) -> list[tuple[Node, float]]:
             stack += zip(
                 origin.inputs, [factor * c for c in origin.factors or (1.0,) * len(origin.inputs)], strict=False
             )
-        elif origin.kind == "other" and len(origin.inputs) == 1 and "mask" in origin.operation:
+        elif origin.kind == "other" and len(origin.inputs) == 1 and _keeps_entries(origin):
             stack.append((origin.inputs[0], factor))
     return [*products.items()]
+
+
+def _keeps_entries(node: Node) -> bool:
+    """Whether a mask or a bound is all that an operation applies to logits."""
+    return "mask" in node.operation or (is_a(node.operation, "bound") and node.shape == node.inputs[0].shape)
 
 
 def attention_of(

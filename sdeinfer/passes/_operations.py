@@ -38,6 +38,7 @@ random: bernoulli native_dropout rand rand_like randn randn_like normal uniform 
 random: multinomial random_bits threefry2x32 random_gamma rng_bit_generator
 softmax: _softmax softmax _safe_softmax
 product: mm addmm bmm baddbmm mv addmv dot matmul linear addbmm dot_general
+bound: maximum minimum clamp clamp_min clamp_max max min
 convolution: convolution convolution_overrideable _convolution cudnn_convolution conv_general_dilated
 truth: and or not eq ne lt le gt ge isin bitwise_and bitwise_or bitwise_not bitwise_xor
 truth: logical_and logical_or logical_not logical_xor

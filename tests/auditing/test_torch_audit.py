@@ -75,6 +75,14 @@ def test_a_mask_is_no_stream():
     assert len(found.account.streams[-1]) == 2 * LAYERS
 
 
+def test_norms_of_a_library_divide_by_the_root():
+    """Their rows may look otherwise, as those of norms over a batch of images do."""
+    torch.manual_seed(0)
+    network = hf.AutoModel.from_config(hf.MobileViTConfig(image_size=64))
+    found = si.audit(network, {"pixel_values": torch.randn(2, 3, 64, 64)}, recipe="auto")
+    assert found.passed, found.verdict
+
+
 def test_positions_that_count_tokens_are_no_embedding_of_tokens():
     torch.manual_seed(0)
     network = hf.AutoModel.from_config(hf.RobertaConfig(**SIZES))

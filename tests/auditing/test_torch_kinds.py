@@ -38,6 +38,7 @@ KINDS = {
     "a branch is added to itself": ({"bug": "itself"}, {}, NORMAL, "a tensor is added to itself"),
     "a branch is subtracted": ({"bug": "subtracted"}, {}, NORMAL, "is subtracted"),
     "1/√n for 1/√d_k": ({"bug": "√n"}, {}, NORMAL, "1/√n is taken for 1/√d_k"),
+    "of bounded logits": ({"bug": "√n", "bound": True}, {"bound": True}, NORMAL, "1/√n is taken for 1/√d_k"),
 }  # fmt: skip
 
 

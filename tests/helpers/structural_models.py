@@ -46,6 +46,8 @@ class Attention(nn.Module):
             logits = logits + self.mask[:T, :T]
         elif self.o.get("mask"):
             logits = logits.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+        if self.o.get("bound"):
+            logits = torch.max(logits, torch.tensor(torch.finfo(logits.dtype).min)).clamp(max=50.0)
         y = logits.softmax(-2 if self.o.get("bug") == "queries" else -1) @ v
         return self.wo(y.transpose(1, 2).reshape(B, T, n))
 

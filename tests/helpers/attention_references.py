@@ -1,4 +1,4 @@
-"""Attention by plain Monte Carlo, as `docs/theory/blocks.md` states it: loops over heads, tokens and features.
+"""Attention by Monte Carlo, as the docstrings of `sdeinfer.blocks` state it: loops over heads, tokens and features.
 
 Nothing here imports sdeinfer. Draws are along the first axis.
 """

@@ -1,4 +1,4 @@
-"""MLPs and experts by plain Monte Carlo, as `docs/theory/blocks.md` states them: loops over units and experts.
+"""MLPs and experts by Monte Carlo, as the docstrings of `sdeinfer.blocks` state them: loops over units and experts.
 
 Nothing here imports sdeinfer. Draws are along the first axis.
 """

@@ -124,7 +124,7 @@ def audit_of_books(
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
     tests += tests_of_norms(books, norm)
-    tests += tests_of_mask(books.dependences, causal=causal)
+    tests += tests_of_mask(books, causal=causal)
     tests = [test for test in tests if test.passed is True or not _allowed(test, allow)]
     declared = rule is not None or causal is not None or norm is not None
     words = words_of(account, laws, books.dependences, books.norms)
@@ -175,7 +175,7 @@ def _unreached(books: Books, rule: Recipe) -> list[Test]:
     matrices = [name for name in names if len(parameters[name].shape) > 1]
     whole = [name for name in parameters if not matrices or len(parameters[name].shape) > 1]
     kind, names = ("matrices", matrices) if matrices else ("parameters", names)
-    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs ({first_names(names)})"
+    says = f"{len(names)} of {len(whole)} {kind} are not reached by these inputs, or not used ({first_names(names)})"
     return [Test("untested", "unreached", None, says, names=tuple(names))]
 
 

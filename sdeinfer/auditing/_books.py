@@ -25,11 +25,21 @@ PASS_ROUNDING = 3e-6
 
 @dataclasses.dataclass(frozen=True)
 class Dependences:
-    """Whether tokens are independent of later ones, and items of each other; None where it was not seen."""
+    """Whether tokens are independent of later ones, and items of each other; None where it was not seen.
+
+    Attributes:
+        causal: whether tokens are independent of later ones.
+        first: the place where they first depend on these.
+        leaks: whether an item changes another one.
+        alone: whether no token changes another one, as where all branches are 0.
+        next_alone: whether each token first depends on the next one alone.
+    """
 
     causal: bool | None = None
     first: str = ""
     leaks: bool | None = None
+    alone: bool = False
+    next_alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +140,7 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
 def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
     first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
     seen = 0 < first < start.shape[1]
-    causal, place, leaks = True if seen else None, "", False
+    causal, place, leaks, others, earliest = True if seen else None, "", False, False, first
     for link, differs in zip(chain, sums, strict=True):
         if differs.shape != start.shape:
             continue
@@ -138,8 +148,12 @@ def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> 
         turned = seen and other_items.any() and not other_items[:, ~start[-1]].any()  # the first axis is that of tokens
         if causal and (differs[-1, :first].any() or turned):
             causal, place = False, f"layer {link.layer}"
+            earliest = int(np.flatnonzero(differs[-1]).min(initial=first))
         leaks = leaks or bool(other_items.any() and not turned)
-    return Dependences(causal, place, leaks)
+        others = others or bool(turned or differs[-1, ~start[-1]].any())
+    if seen and not others and not start[-1, -1]:  # no later token can follow from the last one
+        return Dependences(None, "", leaks, alone=True)
+    return Dependences(causal, place, leaks, next_alone=first - earliest == 1)
 
 
 def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:

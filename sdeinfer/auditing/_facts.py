@@ -35,6 +35,7 @@ def facts_of(books: Books, *, has_recipe: bool) -> list[Test]:
         *([] if has_recipe else _unlike(account, laws, readings)),
         *_unused(account),
         *_unused_outputs(account),
+        *_unregistered(account),
     ]
 
 
@@ -143,6 +144,14 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
                 ratio = math.exp(away[odd[0]])
                 says = f"what {role} {names[odd[0]]} reads is {ratio:.3g} times that of other layers"
                 yield failed("unlike", names[odd[0]], says, *[names[k] for k in odd])
+
+
+def _unregistered(account: Account) -> Iterator[Test]:
+    """Tensors with gradients that are no parameters, as of modules in a Python list."""
+    shapes = [node.shape for node in account.graph.record.nodes if node.about.get("trains")]
+    if shapes:
+        says = f"tensors that train are no parameters of the model, as of modules in a list ({len(shapes)} of them, "
+        yield failed("unregistered", str(shapes[0]), f"{says}the first of shape {shapes[0]})")
 
 
 def _unused_outputs(account: Account) -> Iterator[Test]:

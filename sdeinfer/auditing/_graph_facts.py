@@ -126,22 +126,37 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
         if any(source.factor == 0 and not source.scales for source in link.writers):
             yield failed("dead", f"layer {link.layer}", f"the {link.kind} of layer {link.layer} is multiplied by 0")
             return
-    zeros = [name for name, m in account.matrices.items() if m.linear and laws[name].name == "zeros"]
-    for pair in _pairs(account, zeros):
-        says = f"{' and '.join(pair)} are both 0: no gradient passes"
-        yield failed("dead", pair[0], says, *pair)
-        return
+    for node in account.graph.record.nodes:
+        if names := _zeros_of_zeros(node, laws):
+            are = (
+                f"{' and '.join(names[:2])} are both 0" if len(names) > 1 else f"{names[0]} is 0, and multiplies zeros"
+            )
+            yield failed("dead", names[0], f"{are}: no gradient passes", *names)
+            return
 
 
-def _pairs(account: Account, zeros: list[str]) -> Iterator[tuple[str, str]]:
-    """Matrices of zeros of one layer that are multiplied with, or follow, each other."""
-    by_layer: dict[int | None, dict[str, str]] = {}
-    for name in zeros:
-        matrix = account.matrices[name]
-        by_layer.setdefault(matrix.layer, {}).setdefault(matrix.role, name)
-    together = [("query", "key"), ("value", "attention output"), ("up", "mlp output"), ("gate", "mlp output")]
-    together += [("gate", "up")]
-    for layer, by_role in by_layer.items():
-        for first, second in together:
-            if layer is not None and first in by_role and second in by_role:
-                yield by_role[first], by_role[second]
+def _zeros_of_zeros(node: Node, laws: Mapping[str, Law]) -> list[str]:
+    """The parameters that make both sides of a product 0, so that neither has a gradient; none for other nodes."""
+    weight = node.parameters[:1] if node.kind in ("product", "scale") and not node.fixed else ()
+    zero_weight = [name for name in weight if name in laws and laws[name].name == "zeros"]
+    if not (zero_weight or node.kind in ("gate", "contraction")) or not all(map(_is_zero, node.inputs)):
+        return []
+    return list(dict.fromkeys([name for side in node.inputs for name in _made_zero(side, laws)] + zero_weight))
+
+
+def _is_zero(node: Node) -> bool:
+    while node.rows is None and node.inputs:
+        node = node.inputs[0]
+    return node.rows is not None and node.rows.size > 0 and not node.rows.any()
+
+
+def _made_zero(node: Node, laws: Mapping[str, Law]) -> list[str]:
+    """The nearest parameter of zeros that a tensor of zeros follows from."""
+    while not node.fixed:
+        if zeros := [name for name in node.parameters if name in laws and laws[name].name == "zeros"]:
+            return zeros[:1]
+        zero_inputs = [parent for parent in node.inputs if _is_zero(parent)]
+        if not zero_inputs:
+            return []
+        node = zero_inputs[0]
+    return []

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from sdeinfer.auditing._books import Books, Dependences
+from sdeinfer.auditing._books import Books
 from sdeinfer.auditing._causes import cause_of_logits
 from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._recipe import Recipe
@@ -37,7 +37,8 @@ def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading
     """The factor of each norm, its gain and later factors together, at the matrices that read it."""
     read = {}
     for reading in readings:
-        if math.isfinite(reading.factor):
+        free = recipe.free_readout and reading.role == "head"
+        if math.isfinite(reading.factor) and not free:
             read.setdefault(reading.norms[0] if reading.norms else reading.origin.number, []).append(reading)
     for name, matrix in account.matrices.items():
         declared = recipe.gain(matrix) if matrix.role == "norm" else None
@@ -151,16 +152,26 @@ def _unseen(account: Account, recipe: Recipe) -> Iterator[Test]:
         yield Test("untested", "logits", None, "the factor of logits: no attention was seen")
 
 
-def tests_of_mask(dependences: Dependences, *, causal: bool | None) -> Iterator[Test]:
+def tests_of_mask(books: Books, *, causal: bool | None) -> Iterator[Test]:
     """Whether tokens see later ones, as declared."""
     if causal is None:
         return
+    account, dependences = books.account, books.dependences
     if dependences.causal is None:
-        yield Test("untested", "causal", None, f"causal={causal}: these inputs have no tokens that could be changed")
+        why = "these inputs have no tokens that could be changed"
+        if not account.streams:
+            why = "no residual stream was seen"
+        elif dependences.alone:
+            why = "no token changes another one, as where branches are 0"
+        yield Test("untested", "causal", None, f"causal={causal}: {why}")
         return
     says = "tokens do not see later ones, where no mask is declared"
     if causal:
         says = f"later tokens change earlier ones from {dependences.first} on: the causal mask is not there"
+        if any(logits.short for logits in account.logits):
+            says += ", or is applied after softmax"
+        elif dependences.next_alone:
+            says += ", or off by one"
     yield Test("mask", "mask", dependences.causal is causal, says)
 
 

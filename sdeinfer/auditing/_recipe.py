@@ -45,6 +45,7 @@ class Recipe:
         logits: the factor of q kᵀ before softmax, in place of 1/(√d_k temperature), also where q and k are normed.
         gain: the factor that a norm multiplies by, as it is used (1 + w if it is so), or of a norm's bias its value.
         embedding: the factor of the embedding in the stream.
+        free_readout: whether any factor of what the head reads is as declared.
         layer_scale: the initial value of parameters that multiply branches.
         entries: the declared entries of a parameter of any role, before all other rules.
         named: the declared entries of a parameter, or of a matrix in one, by its name, whatever its role.
@@ -63,6 +64,7 @@ class Recipe:
     logits: Callable[[Logits], float | None] | None = None
     gain: Callable[[Matrix], float | None] = lambda matrix: 1.0 if matrix.role == "norm" else 0.0
     embedding: float | None = None
+    free_readout: bool = False
     layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
     entries: Callable[[Matrix], Declared | None] = lambda matrix: None
     named: Callable[[str], Declared | None] = lambda name: None

@@ -126,7 +126,8 @@ def mup(sd: float = GPT2_SD, *, base_width: int, base_head_size: float = 1.0) ->
     _at_least_one(base_width=base_width)
     source = "arXiv 2203.03466, Table 3 and Definition 4.1; mup/init.py"
     hidden = _of_fans("mup", source, lambda matrix: sd * math.sqrt(base_width / matrix.width))
-    return dataclasses.replace(hidden, temperature=lambda size: math.sqrt(size / base_head_size))
+    # The head is multiplied by base_width/n, before or after it, or drawn so.
+    return dataclasses.replace(hidden, temperature=lambda size: math.sqrt(size / base_head_size), free_readout=True)
 
 
 def completep(

@@ -45,6 +45,7 @@ TOPICS = {
     "unused": Topic(
         "a parameter of a layer that no output follows from, or some outputs of a matrix", alone=True, of_code=True
     ),
+    "unregistered": Topic("a tensor that trains and is no parameter of the model", alone=True),
     "roles": Topic("roles or layers that another model does not have"),
     "stream": Topic("a factor or a norm of the stream that is not declared", one_clause=True, of_code=True),
     "logits": Topic("another factor of logits", one_clause=True, of_code=True),

@@ -29,6 +29,7 @@ class Logits:
         heads: number of heads; 1 where it is not seen.
         norms: the norms of queries and keys.
         apart: whether values follow from another tensor than keys.
+        short: whether probabilities of all keys sum to less than 1.
     """
 
     factor: float
@@ -39,6 +40,7 @@ class Logits:
     heads: int = 1
     norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
     apart: bool = False
+    short: bool = False
 
     @property
     def normed(self) -> bool:
@@ -86,25 +88,31 @@ def _keeps_entries(node: Node) -> bool:
     return "mask" in node.operation or (is_a(node.operation, "bound") and node.shape == node.inputs[0].shape)
 
 
+def _before_masks(graph: Graph, origin: Node) -> Node:
+    """The probabilities that were normalised again, or multiplied by a mask."""
+    while origin.kind == "norm" or (origin.kind == "scale" and not origin.parameters):
+        origin = graph.term(origin.inputs[0]).origin
+    return origin
+
+
 def attention_of(
     graph: Graph, softmax: Node, pair: tuple[Node, float], layer: int, nodes: list[Node]
 ) -> tuple[Logits, list[Node]]:
     """The attention of a softmax of a product of activations, and what its probabilities weigh."""
     product, factor = pair
     query, key = (graph.term(side) for side in product.inputs)
-    after, over, values = 1.0, "", []
+    after, over, short, values = 1.0, "", False, []
     for node in nodes:
         if node.kind != "contraction" or node is product:
             continue
         for place, side in enumerate(node.inputs):
             term = graph.term(side)
-            if softmax in (
-                term.origin,
-                graph.term(term.origin.inputs[0]).origin if term.origin.kind == "norm" else None,
-            ):
+            if softmax is _before_masks(graph, term.origin):
                 values.append(node.inputs[1 - place])
                 after = term.factor
-                over = over or _summed_over(node.about.get("sums", (None, None))[place], after)
+                sums = node.about.get("sums", (None, None))[place]
+                over = over or _summed_over(sums, after)
+                short = short or (over == "keys" and side.shape[-1] == softmax.shape[-1] and sums[0] < 1 - 1e-2)
     norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
     alone = len(_products_of(graph, softmax)) == 1
     apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
@@ -117,6 +125,7 @@ def attention_of(
         heads=softmax.shape[-3] if len(softmax.shape) > 3 else 1,
         norms=norms,
         apart=apart,
+        short=short,
     )
     return logits, values
 

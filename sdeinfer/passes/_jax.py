@@ -284,4 +284,5 @@ def _sums(value: Any, axes: tuple[int, ...]) -> tuple[float, float, float] | Non
     x = np.asarray(value, np.float32)
     if x.ndim < 2 or len(axes) != 1 or not x.size:
         return None
-    return sums_over(x, axes[0], x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1)
+    other_axis = x.ndim - 2 if axes[0] == x.ndim - 1 else x.ndim - 1
+    return sums_over(x, axes[0], other_axis, str(value.dtype))

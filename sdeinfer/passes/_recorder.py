@@ -61,15 +61,20 @@ def summary_of(values: np.ndarray) -> dict[str, Any]:
     return {"mean": mean, "sd": sd, "uniform": sd <= 1e-6 * abs(mean), "rms": math.hypot(mean, sd)}
 
 
-def sums_over(values: Any, axis: int, other_axis: int) -> tuple[float, float, float] | None:
+ROUNDINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""By how much the sum of rounded probabilities may differ from 1; in other types not at all."""
+
+
+def sums_over(values: Any, axis: int, other_axis: int, dtype: str) -> tuple[float, float, float] | None:
     """The least and largest sum of probabilities over an axis, and how far sums over the other axis are from 1.
 
     Arguments:
         values: an array, or a tensor of PyTorch, with entries; None is returned if some are no probabilities.
         axis: the axis.
         other_axis: the other axis.
+        dtype: the type in which they were computed, whose rounding is taken off.
     """
     if values.min() < 0 or values.max() > 1:
         return None
-    sums, other_sums = values.sum(axis), values.sum(other_axis)
-    return float(sums.min()), float(sums.max()), float(abs(other_sums - 1).max())
+    sums, other_sums, rounding = values.sum(axis), values.sum(other_axis), ROUNDINGS.get(dtype, 0.0)
+    return float(sums.min()) + rounding, float(sums.max()) - rounding, float(abs(other_sums - 1).max()) - rounding

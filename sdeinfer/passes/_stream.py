@@ -4,12 +4,17 @@ Tests: `tests/auditing/test_audit.py`.
 """
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Iterable
 
 from sdeinfer.passes._attention import score_product_of
-from sdeinfer.passes._graph import Graph, Source, Term
+from sdeinfer.passes._graph import PRODUCTS, Graph, Source, Term
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
+
+NUMBERS = re.compile(r"(?<![^._\[])\d+(?![^.\]])")
+"""The numbers of layers in the name of a parameter: h.0.w, block_0.w, w[0]."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -139,8 +144,13 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
 
 
 def _inside(graph: Graph, chain: list[Link], stream: list[Link]) -> bool:
-    """Whether sums are part of a branch of another stream."""
+    """Whether sums are part of a branch of another stream, or of several, as values that go on to later layers."""
     first, last = chain[0], chain[-1]
+    branches = [link.inside(graph) for link in stream]
+    if graph.has(first.skip.origin, stream[0].skip.origin) and all(
+        any(nodes >> link.sum.number & 1 for nodes in branches) for link in chain
+    ):
+        return True
     return any(
         graph.has(link.branch.origin, last.sum)
         and not graph.has(link.skip.origin, last.sum)
@@ -153,6 +163,10 @@ def _number(graph: Graph, chain: list[Link]) -> None:
     """Kinds of branches, and layers: a layer ends with its MLP, or where kinds repeat."""
     for link in chain:
         link.kind = _kind(graph, link)
+    if (layers := _layers_by_name(graph, chain)) is not None:
+        for link, layer in zip(chain, layers, strict=True):
+            link.layer = layer
+        return
     kinds = [link.kind for link in chain]
     size = len(kinds)
     period = next((p for p in range(1, size + 1) if size % p == 0 and kinds == kinds[:p] * (size // p)), size)
@@ -166,6 +180,20 @@ def _number(graph: Graph, chain: list[Link]) -> None:
         link.layer = layer
         if "mlp" in link.kind or plain:
             layer += 1
+
+
+def _layers_by_name(graph: Graph, chain: list[Link]) -> list[int] | None:
+    """The layer of each sum by the numbers in the names of its matrices, if all layers have as many sums, and two."""
+    keys = []
+    for link in chain:
+        # What a branch has from elsewhere, as a condition, is no part of the layer.
+        nodes = [node for node in graph.nodes(link.inside(graph)) if graph.has(node, link.skip.origin)]
+        numbers = [NUMBERS.findall(node.parameters[0]) for node in nodes if node.kind in PRODUCTS and node.parameters]
+        keys.append([int(place[0]) for place in zip(*numbers, strict=False) if len({*place}) == 1])
+    counts = [len(list(members)) for _, members in itertools.groupby(keys)]
+    if not all(keys) or keys != sorted(keys) or len({*counts}) > 1 or counts[0] < 2:
+        return None
+    return [place // counts[0] for place in range(len(chain))]
 
 
 def _kind(graph: Graph, link: Link) -> str:

@@ -183,7 +183,10 @@ class _Notes(Recorder):
         if reference is not None and node is not None and reference() is tensor:
             return node
         kind, name = self.storages.get(_memory(tensor), ("constant", ""))
-        return self.know(tensor, self._fixed(tensor, kind, name))
+        node = self._fixed(tensor, kind, name)
+        if kind == "constant" and tensor.requires_grad and tensor.is_leaf:
+            node.about["trains"] = True
+        return self.know(tensor, node)
 
     def note(self, operation: Any, args: tuple, kwargs: dict[str, Any], returned: Any) -> None:
         """Add the nodes of what an operation returned."""
@@ -259,4 +262,4 @@ def _same_move(operation: Any, args: tuple, kwargs: dict[str, Any], place: int) 
 def _sums(tensor: Any, axis: int) -> tuple[float, float, float] | None:
     if tensor.dim() < 2 or not tensor.is_floating_point() or not tensor.numel():
         return None
-    return sums_over(tensor, axis, -3 - axis)
+    return sums_over(tensor.float(), axis, -3 - axis, str(tensor.dtype).split(".")[-1])

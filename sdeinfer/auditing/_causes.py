@@ -23,7 +23,7 @@ class Mistake(NamedTuple):
     """A mistake in the σ of all tensors of a role.
 
     Attributes:
-        symbol: what it multiplies σ by, as a formula.
+        symbol: what it multiplies σ by, as a formula; "" for a number without one.
         factor: the same as a number, or as one for each tensor.
         cause: the mistake in words.
         name: what the cause has in common with those of other roles; "" for all of it.
@@ -50,7 +50,7 @@ def explained(tests: list[Test], rows: list[Row], recipe: Recipe) -> list[Test]:
             causes[id(test)] = {"cause": swapped, "mistake": swapped}
         elif mistake is not None:
             number = math.exp(np.log(mistake.factor).mean())
-            cause = f"{mistake.symbol} = {number:.3g}: {mistake.cause}"
+            cause = f"{mistake.symbol} = {number:.3g}: {mistake.cause}" if mistake.symbol else mistake.cause
             causes[id(test)] = {"cause": cause, "mistake": mistake.name or mistake.cause}
     return [dataclasses.replace(test, **causes.get(id(test), {})) for test in tests]
 
@@ -86,6 +86,7 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
         yield Mistake("1/√(2L)", 1 / depth, f"the factor 1/√(2L) of {where} is there twice", name="depth twice")
         yield Mistake("√(2L)/√(2(l + 1))", depth / layer, f"{where} {are} scaled by their own layer, not by L")
         yield Mistake("√2", math.sqrt(2), f"{where} {are} scaled by 1/√L, not by 1/√(2L)")
+        yield Mistake("√L", np.sqrt(L), f"the factor 1/√L of {where} is missing")
     else:
         yield Mistake("1/√(2L)", 1 / depth, f"{where} {are} scaled with depth, which is not declared")
         yield Mistake("√(2L)", depth, f"{where} {are} multiplied by √(2L)")
@@ -111,7 +112,8 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
     if areas.min() > 1:
         says = f"the area of the kernel is not in the fans of {where}"
         yield Mistake("√area", np.sqrt(areas), says, name="area", of_fans=True)
-        yield Mistake("1/√area", 1 / np.sqrt(areas), says, name="area", of_fans=True)
+        says = f"the last axes of {where} are counted in the fans, as the area of a kernel"
+        yield Mistake("1/√area", 1 / np.sqrt(areas), says, name="area twice", of_fans=True)
     yield Mistake("σ", sd, f"the variance is taken for the standard deviation in {where}")
     yield Mistake("1/√σ", 1 / np.sqrt(sd), f"the standard deviation is taken for the variance in {where}")
     yield Mistake(
@@ -120,16 +122,16 @@ def _candidates(rows: list[Row], recipe: Recipe) -> Iterator[Mistake]:
     yield Mistake("1/σ", 1 / sd, f"{where} {have} a standard deviation of 1, the default of torch.nn.Embedding")
     if all(len(matrix.shape) == 3 for matrix in matrices):
         head_size = np.array([matrix.shape[-1] for matrix in matrices])
-        yield Mistake("1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} have σ = 1/√d_k, the size of a head")
-    yield Mistake("1/(σ√n)", 1 / np.sqrt(n) / sd, f"{where} have σ = 1/√n")
-    yield Mistake("1/(σ√fan_in)", 1 / np.sqrt(fan_in) / sd, f"{where} have σ = 1/√fan_in", of_fans=True)
+        yield Mistake("1/(σ√d_k)", 1 / np.sqrt(head_size) / sd, f"{where} {have} σ = 1/√d_k, the size of a head")
+    yield Mistake("1/(σ√n)", 1 / np.sqrt(n) / sd, f"{where} {have} σ = 1/√n")
+    yield Mistake("1/(σ√fan_in)", 1 / np.sqrt(fan_in) / sd, f"{where} {have} σ = 1/√fan_in", of_fans=True)
     if rows[0].law.name == "truncated":
         edge = rows[0].law.edge
         cut = float(stats.truncnorm.std(-edge, edge))
-        yield Mistake(f"{cut:.3f}", cut, f"{where} are truncated at ±{edge:.2g}σ without a correction")
-    yield Mistake("√3", math.sqrt(3), f"{where} have the bound of a uniform law for σ")
+        yield Mistake("", cut, f"{where} {are} truncated at ±{edge:.2g}σ without a correction")
+    yield Mistake("√3", math.sqrt(3), f"{where} {have} the bound of a uniform law for σ")
     if rows[0].law.name == "uniform":
-        yield Mistake("1/√3", 1 / math.sqrt(3), f"{where} have σ for the bound of a uniform law")
+        yield Mistake("1/√3", 1 / math.sqrt(3), f"{where} {have} σ for the bound of a uniform law")
 
 
 def _scaled_with_depth(rows: list[Row], recipe: Recipe) -> bool:

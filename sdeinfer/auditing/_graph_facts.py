@@ -77,6 +77,10 @@ def _attentions(account: Account) -> Iterator[Test]:
     if uneven:
         says = f"norms of queries or keys are not over the features of a head (layer {uneven[0].layer})"
         yield failed("norm", f"layer {uneven[0].layer}", says)
+    torn = [logits for logits in account.logits if logits.torn]
+    if torn:
+        says = f"heads are {torn[0].torn} across tokens, not token by token (layer {torn[0].layer}, {len(torn)} in all)"
+        yield failed("heads", f"layer {torn[0].layer}", says)
     wrong = [logits for logits in account.logits if not math.isclose(logits.after, 1.0, rel_tol=1e-3) and logits.after]
     if wrong:
         first = wrong[0]

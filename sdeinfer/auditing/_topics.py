@@ -38,6 +38,7 @@ TOPICS = {
         "keys that read the stream itself where queries read its norm, or values of another tensor than keys",
         alone=True,
     ),
+    "heads": Topic("heads that are split or joined across tokens, as by a view without a transpose", alone=True),
     "probabilities": Topic("a factor of the probabilities after softmax", alone=True),
     "dead": Topic("a matrix that reads zeros, or zeros through which no gradient passes", alone=True),
     "mask": Topic("tokens that see later ones, or do not, unlike what is declared"),

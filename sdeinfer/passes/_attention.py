@@ -10,6 +10,7 @@ import numpy as np
 
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._places import keys_first, torn_heads
 from sdeinfer.passes._record import Node
 
 LOGIT_NODES = 24
@@ -30,6 +31,7 @@ class Logits:
         norms: the norms of queries and keys.
         apart: whether values follow from another tensor than keys.
         short: whether probabilities of all keys sum to less than 1.
+        torn: where heads are made of several tokens, "split" or "joined"; "" if they are not.
     """
 
     factor: float
@@ -41,6 +43,7 @@ class Logits:
     norms: tuple[Node, ...] = dataclasses.field(default=(), repr=False, compare=False)
     apart: bool = False
     short: bool = False
+    torn: str = ""
 
     @property
     def normed(self) -> bool:
@@ -95,19 +98,26 @@ def _before_masks(graph: Graph, origin: Node) -> Node:
     return origin
 
 
+def sides_of(graph: Graph, product: Node) -> tuple[Node, ...]:
+    """The queries and the keys of a product of both."""
+    return product.inputs[::-1] if keys_first(graph.record, product) else product.inputs
+
+
 def attention_of(
     graph: Graph, softmax: Node, pair: tuple[Node, float], layer: int, nodes: list[Node]
 ) -> tuple[Logits, list[Node]]:
     """The attention of a softmax of a product of activations, and what its probabilities weigh."""
     product, factor = pair
-    query, key = (graph.term(side) for side in product.inputs)
-    after, over, short, values = 1.0, "", False, []
+    sides = sides_of(graph, product)
+    query, key = map(graph.term, sides)
+    after, over, short, values, readers = 1.0, "", False, [], []
     for node in nodes:
         if node.kind != "contraction" or node is product:
             continue
         for place, side in enumerate(node.inputs):
             term = graph.term(side)
             if softmax is _before_masks(graph, term.origin):
+                readers.append(node)
                 values.append(node.inputs[1 - place])
                 after = term.factor
                 sums = node.about.get("sums", (None, None))[place]
@@ -115,7 +125,7 @@ def attention_of(
                 short = short or (over == "keys" and side.shape[-1] == softmax.shape[-1] and sums[0] < 1 - 1e-2)
     norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
     alone = len(_products_of(graph, softmax)) == 1
-    apart = alone and over == "keys" and any(_apart(graph, product.inputs[1], value) for value in values)
+    apart = alone and over == "keys" and any(_apart(graph, sides[1], value) for value in values)
     logits = Logits(
         factor=factor * query.factor * key.factor,
         head_size=product.about["fan_in"],
@@ -126,6 +136,7 @@ def attention_of(
         norms=norms,
         apart=apart,
         short=short,
+        torn=torn_heads(graph, softmax, product, readers),
     )
     return logits, values
 

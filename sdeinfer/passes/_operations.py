@@ -229,7 +229,12 @@ def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: 
         inner = math.prod(weight.shape[axis] for axis in axes)
         outer = math.prod(n for axis, n in enumerate(weight.shape) if axis not in {*axes, *batch})
         last = max(axes, default=0) < len(weight.shape) - 1
-        return contracted(left, right, shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": last})
+        sizes: dict[str, Any] = {"fan_in": inner, "fan_out": outer, "outputs_last": last}
+        free = len(left.shape) - len(left_axes) - len(left_batch)
+        return contracted(left, right, shape, name, sizes | {"left_axes": (len(left_batch), free)})
+    if live and name.startswith("ragged_dot"):
+        _, inner, outer = inputs[1].shape
+        return contracted(*inputs[:2], shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": True})
     if live and name == "conv_general_dilated":
         weight, groups = inputs[1], parameters["feature_group_count"]
         out, read, *_ = parameters["dimension_numbers"].rhs_spec

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from sdeinfer.passes._account import Account, Matrix, columns_of, places_of, places_of_bias
-from sdeinfer.passes._attention import Logits, attention_of, score_product_of
+from sdeinfer.passes._attention import Logits, attention_of, score_product_of, sides_of
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
@@ -67,8 +67,9 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
     kinds = {}
     for node in softmaxes:
         if (pair := score_product_of(graph, node)) is not None:
-            give(pair[0].inputs[0], "query")
-            give(pair[0].inputs[1], "key")
+            queries, keys = sides_of(graph, pair[0])
+            give(queries, "query")
+            give(keys, "key")
             logits, values = attention_of(graph, node, pair, link.layer, nodes)
             attentions.append(logits)
             for value in values:
@@ -145,6 +146,15 @@ def _counted(index: Node) -> bool:
     return False
 
 
+def _of_one_expert(matrix: Matrix, experts: int) -> Matrix:
+    """A stack of the matrices of all experts that one product multiplies by, with the fans of one of them."""
+    if len(matrix.shape) != 3 or matrix.shape[0] != experts or matrix.places is not None:
+        return matrix
+    _, *sizes = matrix.shape
+    fan_in, fan_out = (fan // experts if fan not in sizes else fan for fan in (matrix.fan_in, matrix.fan_out))
+    return dataclasses.replace(matrix, fan_in=fan_in, fan_out=fan_out)
+
+
 class _Matrices:
     """The matrices of each parameter, by the first use that says what they are; gains of norms as they are used."""
 
@@ -168,7 +178,9 @@ class _Matrices:
                 self._scale(node)
             elif node.kind == "sum" and not node.fixed and node.parameters:
                 self._added(node)
-        return {matrix.name: matrix for array in self.matrices.values() for matrix in array}, self.gains
+        matrices = {matrix.name: matrix for array in self.matrices.values() for matrix in array}
+        experts = {matrix.layer: matrix.fan_out for matrix in matrices.values() if matrix.role == "router"}
+        return {name: _of_one_expert(m, experts.get(m.layer, 0)) for name, m in matrices.items()}, self.gains
 
     def _note(self, name: str, role: str, node: Node, fans: tuple[int, int] = (0, 0), of: str = "", parts=None) -> None:
         if name not in self.graph.record.parameters:

@@ -1,0 +1,97 @@
+"""The places to which views move entries: heads that are split or joined across tokens, and which side keys are.
+
+Tests: `tests/auditing/test_torch_kinds.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._record import Node, Record
+
+
+def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -> str:
+    """Where heads are made of several tokens: "split" or "joined"; "" if they are not.
+
+    Arguments:
+        graph: the graph.
+        softmax: the softmax of an attention.
+        product: the product of queries and keys.
+        values: the products of probabilities and values.
+    """
+    for side in product.inputs:
+        for source in graph.sources(side):
+            if source.node.kind == "product" and any(_splits(graph.record, source.node)):
+                return "split"
+    tokens = softmax.shape[-2]
+    for value in values:
+        if value.shape[-2:-1] == (tokens,) and _features_last(graph, value) and any(_joins(graph.record, value)):
+            return "joined"
+    return ""
+
+
+def _features_last(graph: Graph, value: Node) -> bool:
+    """Whether rows of a product of probabilities and values are of features, and not of tokens."""
+    for source in (source for side in value.inputs for source in graph.sources(side)):
+        if source.node.kind == "product":
+            for reader, rows in _moved(graph.record, source.node, _row_numbers(graph.record, source.node.shape)):
+                if reader is value:
+                    return not (rows != rows[..., :1]).any()
+    return value.shape[-1] != value.shape[-2]
+
+
+def keys_first(record: Record, product: Node) -> bool:
+    """Whether the first side of a product of queries and keys has the keys, which are the last axis of its logits."""
+    if "left_axes" not in product.about:
+        return False
+    batch, left = product.about["left_axes"]
+    sizes = product.shape[batch : batch + left]
+    shape = (*(1,) * batch, *sizes, *(1,) * (len(product.shape) - batch - left))
+    numbers = np.broadcast_to(np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(shape), product.shape)
+    moved = (values for _, values in _moved(record, product, numbers))
+    return any((values != values[..., :1]).any() for values in moved)
+
+
+def _splits(record: Record, product: Node) -> Iterator[bool]:
+    """Whether rows that views of a matrix's outputs have are neither of one token nor of different ones."""
+    if len(product.shape) < 2:
+        return
+    for _, values in _moved(record, product, _row_numbers(record, product.shape)):
+        if values.ndim < 3 or (values != values[..., :1]).any():
+            continue
+        rows = np.sort(values[..., 0], axis=-1)
+        differs = rows[..., 1:] != rows[..., :-1]
+        yield bool(differs.any() and not differs.all())
+
+
+def _joins(record: Record, contraction: Node) -> Iterator[bool]:
+    """Whether rows that a matrix reads are of several tokens."""
+    shape = contraction.shape
+    tokens = _row_numbers(record, shape) % shape[-2]
+    for reader, values in _moved(record, contraction, tokens):
+        if reader.kind == "product" and values.shape[-1:] == (reader.about["fan_in"],):
+            yield bool((values != values[..., :1]).any())
+
+
+def _row_numbers(record: Record, shape: tuple[int, ...]) -> Any:
+    """An array of this shape with the number of each row."""
+    rows = int(np.prod(shape[:-1]))
+    numbers = record.columns((shape[-1], rows)).swapaxes(0, 1).reshape(shape)
+    return numbers.contiguous() if hasattr(numbers, "contiguous") else numbers  # PyTorch's views need it
+
+
+def _moved(record: Record, node: Node, values: Any) -> Iterator[tuple[Node, np.ndarray]]:
+    """Numbers of a tensor's entries at their places after all views that follow it, each before its next reader."""
+    stack = [(node, values)]
+    while stack:
+        node, values = stack.pop()
+        for reader in record.readers.get(node.number, []):
+            if reader.kind == "view" and reader.moved is not None:
+                try:
+                    stack.append((reader, reader.moved(values)))
+                except Exception:  # a move that these numbers cannot make
+                    continue
+            else:
+                yield reader, np.asarray(values)

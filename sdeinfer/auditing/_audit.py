@@ -121,6 +121,8 @@ def audit_of_books(
         declared = [*rows, *rows_by_name(account, laws, rule)]
         of_rows = explained(tests_of_rows(declared, account, rule), declared, rule)
         tests += [*of_rows, *_unreached(books, rule)]
+        if all(row.by is None for row in declared):
+            tests.append(Test("untested", "parameters", None, f"{rule.name} speaks of no parameter that was found"))
         if any(test.passed is False and test.topic in ("σ", "bias", "law") for test in of_rows):
             hint = _hint(books, rule, network)
     tests += tests_of_norms(books, norm)

@@ -148,7 +148,7 @@ def _unlike(account: Account, laws: Mapping[str, Law], readings: list[Reading]) 
 
 def _unregistered(account: Account) -> Iterator[Test]:
     """Tensors with gradients that are no parameters, as of modules in a Python list."""
-    shapes = [node.shape for node in account.graph.record.nodes if node.about.get("trains")]
+    shapes = [node.shape for node in account.graph.record.nodes if node.kind == "constant" and node.about.get("trains")]
     if shapes:
         says = f"tensors that train are no parameters of the model, as of modules in a list ({len(shapes)} of them, "
         yield failed("unregistered", str(shapes[0]), f"{says}the first of shape {shapes[0]})")

@@ -49,7 +49,8 @@ def _not_in_series(account: Account) -> Iterator[Test]:
 def _twice(account: Account) -> Iterator[Test]:
     for node in _sums(account):
         (left, by_left), (right, by_right) = (_itself(*pair) for pair in zip(node.inputs, node.factors, strict=True))
-        if left is right and by_left == by_right and any(_alike(node, chain[-1].sum) for chain in account.streams):
+        doubled = by_left == by_right and not math.isclose(by_left + by_right, 1.0)  # and no mean of equal tensors
+        if left is right and doubled and any(_alike(node, chain[-1].sum) for chain in account.streams):
             yield failed("series", "itself", f"a tensor is added to itself ({parameter_near(account, node.number)})")
     for link in account.links:
         if link.again:

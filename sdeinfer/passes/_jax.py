@@ -92,11 +92,16 @@ class Compiled:
 
 def _rows(value: Any) -> np.ndarray | None:
     x = np.asarray(value)
-    if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16" or not x.size:
+    if _kind(x.dtype) != "f" or not x.size:
         return None
     x = x.astype(np.float64) if x.dtype.itemsize >= 4 else x.astype(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.square(x).mean(-1).ravel() if x.ndim > 1 else np.array([np.square(x).mean()])
+
+
+def _kind(dtype: Any) -> str:
+    """The kind of a type as NumPy has it, which does not know that bfloat16 is floating-point."""
+    return "f" if dtype.name.startswith(("bfloat", "float")) else dtype.kind
 
 
 def _opened(jaxpr: Any) -> tuple[Any, Any]:
@@ -141,7 +146,7 @@ class _Walk(Recorder):
         if not self.measures:
             return self.add(Node("constant", (), np.shape(value), fixed=True))
         x = np.asarray(value)
-        summarised = has_summary(x.size) and x.dtype.kind in "fiubc"
+        summarised = has_summary(x.size) and _kind(x.dtype) in "fiubc"
         return self.add(Node("constant", (), x.shape, fixed=True, about=summary_of(x) if summarised else {}))
 
     def evaluate(self, closed: Any, arrays: list[Any], given: list[Any]) -> list[tuple[Node, Any]]:
@@ -198,7 +203,7 @@ class _Walk(Recorder):
             is_key = str(value.dtype).startswith("key<")
             if keeps_rows(node) and not is_key:
                 node.rows = _rows(value)
-            if node.fixed and not is_key and has_summary(value.size) and np.asarray(value).dtype.kind in "fc":
+            if node.fixed and not is_key and has_summary(value.size) and _kind(value.dtype) in "fc":
                 node.about |= summary_of(np.asarray(value))
             if node.kind == "contraction":
                 axes, _ = parameters["dimension_numbers"]

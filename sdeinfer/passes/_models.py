@@ -146,7 +146,7 @@ def _arrays(tree: Any) -> tuple[dict[str, Any], Callable[[list[Any]], Any]]:
     places = [
         place
         for place, (_, leaf) in enumerate(pairs)
-        if hasattr(leaf, "dtype") and np.issubdtype(leaf.dtype, np.inexact)
+        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, np.inexact)  # bfloat16 is none of NumPy
     ]
     names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
     arrays = {name.removesuffix(".value"): pairs[place][1] for name, place in zip(names, places, strict=True)}

@@ -1,5 +1,7 @@
 """Kinds of mistakes in a function of JAX: each is found and named, and the function without it passes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,6 +166,44 @@ def test_layers_of_a_stack_are_layers(model):
     assert drawn.audit.passed, drawn
     assert drawn.model[1]["stacks"]["q"].std() == pytest.approx(XAVIER, rel=0.05)
     assert si.audit((model, stacks()), X, like=(model, stacks(1))).passed
+
+
+def transformer_of_einsums(parameters, x, *, keys_of=lambda u, x: u, dtype=jnp.float32):
+    """Keys and values that all heads share, which JAX multiplies queries by from the left; and experts in one array."""
+    x = x.astype(dtype)
+    for own in parameters:
+        u = normed(x, 1.0, "").astype(dtype)
+        q, k, v = jnp.einsum("btn,nhd->bthd", u, own["q"]), keys_of(u, x) @ own["k"], u @ own["v"]
+        A = jax.nn.softmax(jnp.einsum("bqhd,bkd->bhqk", q, k) * q.shape[-1] ** -0.5, -1)
+        x = x + jnp.einsum("bhqk,bkd,hdn->bqn", A, v, own["o"])
+        u = normed(x, 1.0, "").astype(dtype)
+        weights = jax.nn.softmax(u @ own["router"], -1)
+        hidden = jax.nn.gelu(jnp.einsum("btn,enf->btef", u, own["up"]))
+        x = x + jnp.einsum("bte,btef,efn->btn", weights, hidden, own["down"])
+    return x
+
+
+def einsum_weights(dtype=jnp.float32):
+    rng, d, experts = np.random.default_rng(0), N // HEADS, 3
+    shapes = {"q": (N, HEADS, d), "k": (N, d), "v": (N, d), "o": (HEADS, d, N), "router": (N, experts)}
+    shapes |= {"up": (experts, N, 2 * N), "down": (experts, 2 * N, N)}
+    fans = {"o": N, "down": 2 * N}
+
+    def drawn(name, shape):
+        return jnp.asarray(rng.standard_normal(shape) * fans.get(name, N) ** -0.5, dtype)
+
+    return [{name: drawn(name, shape) for name, shape in shapes.items()} for _ in range(2)]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_einsums_have_the_fans_and_roles_of_their_matrices(dtype):
+    found = si.audit((partial(transformer_of_einsums, dtype=dtype), einsum_weights(dtype)), X, recipe="lecun")
+    assert found.passed, found.verdict
+    frame = found.to_frame()
+    assert [frame.loc[name, "role"] for name in ("0.q", "0.k", "0.v")] == ["query", "key", "value"]
+    assert frame.loc["0.up", "fan_out"] == frame.loc["0.down", "fan_in"] == 2 * N
+    wrong = partial(transformer_of_einsums, keys_of=lambda u, x: x)
+    assert "key read the stream itself, where query reads its norm" in si.audit((wrong, einsum_weights()), X).verdict
 
 
 def test_one_layer_unlike_the_others():

@@ -38,6 +38,10 @@ KINDS = {
     "a branch is added to itself": ({"bug": "itself"}, {}, NORMAL, "a tensor is added to itself"),
     "a branch is subtracted": ({"bug": "subtracted"}, {}, NORMAL, "is subtracted"),
     "1/√n for 1/√d_k": ({"bug": "√n"}, {}, NORMAL, "1/√n is taken for 1/√d_k"),
+    "heads are split without a transpose": ({"bug": "split"}, {}, NORMAL, "heads are split across tokens"),
+    "heads are joined without a transpose": ({"bug": "join"}, {}, NORMAL, "heads are joined across tokens"),
+    "the mask is off by one": ({"bug": "one too many", "mask": "fill"}, {"mask": "fill"}, {"causal": True}, "the causal mask is not there, or off by one"),
+    "the mask follows softmax": ({"bug": "late mask"}, {"mask": "fill"}, {"causal": True}, "the causal mask is not there, or is applied after softmax"),
     "of bounded logits": ({"bug": "√n", "bound": True}, {"bound": True}, NORMAL, "1/√n is taken for 1/√d_k"),
 }  # fmt: skip
 
@@ -86,6 +90,80 @@ def test_the_first_rule_of_a_parameter_decides_be_it_a_role_or_a_name():
     assert "norm layers.0.norm1.weight is 1, declared 0.5" in str(
         si.audit(net(), TOKENS, recipe={"norm": (0.5, "constant"), "*.norm1.weight": (1.0, "constant")})
     )
+
+
+class Listed(nn.Module):
+    """A model whose layers are in a Python list, where their parameters are none of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(own.WORDS, own.N), [nn.Linear(own.N, own.N) for _ in range(3)]
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Conditioned(nn.Module):
+    """Branches that a condition scales and gates, both by 0 at the start; the scale is 1 more unless it is forgotten."""
+
+    def __init__(self, *, one=1.0):
+        super().__init__()
+        self.ups, self.downs = (nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in range(3)) for _ in "ab")
+        self.conditions, self.one = nn.ModuleList(nn.Linear(own.N, 2 * own.N) for _ in range(3)), one
+        for condition in self.conditions:
+            nn.init.zeros_(condition.weight)
+            nn.init.zeros_(condition.bias)
+
+    def forward(self, x):
+        c = x.mean(1, keepdim=True)
+        for up, down, condition in zip(self.ups, self.downs, self.conditions, strict=True):
+            scale, gate = condition(c).chunk(2, -1)
+            u = nn.functional.layer_norm(x, (own.N,)) * (self.one + scale)
+            x = x + gate * down(nn.functional.gelu(up(u)))
+        return x
+
+
+class LateralValues(nn.Module):
+    """Values of each layer that are averaged with those of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(own.WORDS, own.N)
+        self.matrices = nn.ModuleList(
+            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in range(4)) for _ in range(3)
+        )
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens):
+        x, first = self.embedding(tokens), None
+        for q, k, v, o in self.matrices:
+            u = nn.functional.layer_norm(x, (own.N,))
+            values = v(u)
+            first = values if first is None else first
+            logits = q(u) @ k(u).mT / own.N**0.5
+            x = x + o(logits.softmax(-1) @ (0.5 * values + 0.5 * first))
+        return x
+
+
+def test_tensors_that_train_are_parameters():
+    found = si.audit(net(Listed), TOKENS, recipe="normal")
+    assert "tensors that train are no parameters of the model, as of modules in a list (6 of them" in found.verdict
+
+
+def test_zeros_that_multiply_zeros_have_no_gradient():
+    x = torch.randn(2, 8, own.N)
+    assert "no gradient passes" in si.audit(net(Conditioned, one=0.0), x).verdict
+    correct = si.audit(net(Conditioned), x, recipe={"ups.*": 3**-0.5 / 8, "downs.*": 3**-0.5 / 8}, causal=False)
+    assert correct.untested == ("causal=False: no token changes another one, as where branches are 0",)
+
+
+def test_values_of_the_first_layer_go_on():
+    assert si.audit(net(LateralValues), TOKENS, recipe="normal", causal=False).passed
 
 
 def test_rules_say_nothing_of_logits_that_a_model_does_not_have():

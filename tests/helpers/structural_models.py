@@ -35,7 +35,10 @@ class Attention(nn.Module):
     def forward(self, x, positions=None):
         B, T, n = x.shape
         q, k, v = self.qkv(x).chunk(3, -1) if self.qkv is not None else (self.wq(x), self.wk(x), self.wv(x))
-        q, k, v = (y.view(B, T, HEADS, self.size).transpose(1, 2) for y in (q, k, v))
+        if self.o.get("bug") == "split":
+            q, k, v = (y.view(B, HEADS, T, self.size) for y in (q, k, v))
+        else:
+            q, k, v = (y.view(B, T, HEADS, self.size).transpose(1, 2) for y in (q, k, v))
         if self.o.get("qk") and self.o.get("bug") != "qk not called":
             q, k = self.q_norm(q), self.k_norm(k)
         if self.o.get("rope"):
@@ -45,11 +48,14 @@ class Attention(nn.Module):
         if self.o.get("mask") == "buffer":
             logits = logits + self.mask[:T, :T]
         elif self.o.get("mask"):
-            logits = logits.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+            seen = 2 if self.o.get("bug") == "one too many" else 1
+            logits = logits.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(seen), -math.inf)
         if self.o.get("bound"):
             logits = torch.max(logits, torch.tensor(torch.finfo(logits.dtype).min)).clamp(max=50.0)
-        y = logits.softmax(-2 if self.o.get("bug") == "queries" else -1) @ v
-        return self.wo(y.transpose(1, 2).reshape(B, T, n))
+        A = logits.softmax(-2 if self.o.get("bug") == "queries" else -1)
+        A = A * torch.ones(T, T).tril() if self.o.get("bug") == "late mask" else A
+        y = A @ v
+        return self.wo((y if self.o.get("bug") == "join" else y.transpose(1, 2)).reshape(B, T, n))
 
 
 def turned(x):

@@ -38,6 +38,7 @@ def run(tmp_path, monkeypatch):
     `before` runs those before a heading, `sections` those of sections alone, `without` all but those of sections.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent / "helpers")  # a user has `tanh_mlp.py` beside the script
 
     def run(page: str, *, before: str | None = None, sections: Sequence[str] = (), without: Sequence[str] = ()) -> dict:
         text = (DOCS / f"{page}.md").read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 Tests: `tests/auditing/test_kinds.py`.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
@@ -141,11 +142,17 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
 
 def _zeros_of_zeros(node: Node, laws: Mapping[str, Law]) -> list[str]:
     """The parameters that make both sides of a product 0, so that neither has a gradient; none for other nodes."""
-    weight = node.parameters[:1] if node.kind in ("product", "scale") and not node.fixed else ()
-    zero_weight = [name for name in weight if name in laws and laws[name].name == "zeros"]
-    if not (zero_weight or node.kind in ("gate", "contraction")) or not all(map(_is_zero, node.inputs)):
+    weight = _zero_weight(node, laws)
+    if node.fixed or not (weight or node.kind in ("gate", "contraction")) or not all(map(_is_zero, node.inputs)):
         return []
-    return list(dict.fromkeys([name for side in node.inputs for name in _made_zero(side, laws)] + zero_weight))
+    origins = [_made_zero(side, laws) for side in node.inputs]
+    return list(dict.fromkeys([*itertools.chain(*origins), *weight])) if all(origins) else []
+
+
+def _zero_weight(node: Node, laws: Mapping[str, Law]) -> list[str]:
+    """The matrix or factor of zeros that a node multiplies by."""
+    names = node.parameters[:1] if node.kind in ("product", "scale") else ()
+    return [name for name in names if name in laws and laws[name].name == "zeros"]
 
 
 def _is_zero(node: Node) -> bool:
@@ -155,12 +162,7 @@ def _is_zero(node: Node) -> bool:
 
 
 def _made_zero(node: Node, laws: Mapping[str, Law]) -> list[str]:
-    """The nearest parameter of zeros that a tensor of zeros follows from."""
-    while not node.fixed:
-        if zeros := [name for name in node.parameters if name in laws and laws[name].name == "zeros"]:
-            return zeros[:1]
-        zero_inputs = [parent for parent in node.inputs if _is_zero(parent)]
-        if not zero_inputs:
-            return []
+    """The matrix or factor of zeros that makes a tensor 0, which what it multiplies is not."""
+    while zero_inputs := [parent for parent in node.inputs if _is_zero(parent)]:
         node = zero_inputs[0]
-    return []
+    return _zero_weight(node, laws)

@@ -178,7 +178,8 @@ def _mode(
         """−log density at some points."""
         return (x**2).sum(axis=1) / 2 - _densities(kind, whole(x), residuals.law, statistics) / dispersion
 
-    x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=LAST_STEP)
+    with np.errstate(over="ignore"):  # of a trial far away, which is not taken
+        x, (value, _, curvature) = minimum(potentials, (first[free] - mean[free]) / sd[free], close=LAST_STEP)
     # The curvature of the priors alone is 1.
     curvature = np.maximum(np.linalg.eigvalsh(curvature), 1.0)
     return whole(x), float(-value - np.log(curvature).sum() / 2)

@@ -21,9 +21,10 @@ def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -
         product: the product of queries and keys.
         values: the products of probabilities and values.
     """
-    for side in product.inputs:
+    sides = zip(product.inputs, softmax.shape[:-3:-1][::-1], strict=True)
+    for side, tokens in () if "left_axes" in product.about else sides:
         for source in graph.sources(side):
-            if source.node.kind == "product" and any(_splits(graph.record, source.node)):
+            if source.node.kind == "product" and any(_splits(graph.record, source.node, product, softmax, tokens)):
                 return "split"
     tokens = softmax.shape[-2]
     for value in values:
@@ -54,16 +55,16 @@ def keys_first(record: Record, product: Node) -> bool:
     return any((values != values[..., :1]).any() for values in moved)
 
 
-def _splits(record: Record, product: Node) -> Iterator[bool]:
-    """Whether rows that views of a matrix's outputs have are neither of one token nor of different ones."""
-    if len(product.shape) < 2:
+def _splits(record: Record, projection: Node, product: Node, softmax: Node, tokens: int) -> Iterator[bool]:
+    """Whether a token has several rows of one head, of queries or keys as they are in their product."""
+    if len(projection.shape) < 2:
         return
-    for _, values in _moved(record, product, _row_numbers(record, product.shape)):
-        if values.ndim < 3 or (values != values[..., :1]).any():
-            continue
-        rows = np.sort(values[..., 0], axis=-1)
-        differs = rows[..., 1:] != rows[..., :-1]
-        yield bool(differs.any() and not differs.all())
+    heads = (*softmax.shape[:-2], tokens)
+    for reader, values in _moved(record, projection, _row_numbers(record, projection.shape)):
+        if reader is product or (values.shape[:-1] == heads and heads[-2] != tokens):
+            values = values if not (values != values[..., :1]).any() else values.swapaxes(-1, -2)
+            rows = np.sort(values[..., 0], axis=-1)
+            yield values.shape[-2] == tokens and bool((rows[..., 1:] == rows[..., :-1]).any())
 
 
 def _joins(record: Record, contraction: Node) -> Iterator[bool]:

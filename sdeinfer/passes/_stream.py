@@ -147,9 +147,8 @@ def _inside(graph: Graph, chain: list[Link], stream: list[Link]) -> bool:
     """Whether sums are part of a branch of another stream, or of several, as values that go on to later layers."""
     first, last = chain[0], chain[-1]
     branches = [link.inside(graph) for link in stream]
-    if graph.has(first.skip.origin, stream[0].skip.origin) and all(
-        any(nodes >> link.sum.number & 1 for nodes in branches) for link in chain
-    ):
+    states = [first.skip.origin, *(link.sum for link in chain)]
+    if all(any(nodes >> state.number & 1 for nodes in branches) for state in states):
         return True
     return any(
         graph.has(link.branch.origin, last.sum)

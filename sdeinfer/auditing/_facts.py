@@ -164,7 +164,7 @@ def _unused_outputs(account: Account) -> Iterator[Test]:
         pieces = _pieces(product, record.readers) if product.kind == "product" and not other_uses else None
         columns = [columns_of(record, Source(product, moves=(moves,))) for moves in pieces or ()]
         known = [indices for indices in columns if indices is not None]
-        outputs = product.shape[-1] if product.shape else 0
+        outputs = product.about.get("fan_out", 0)
         used = len(np.unique(np.concatenate(known))) if known and len(known) == len(columns) else outputs
         if used < outputs:
             unused[name] = f"{outputs - used} of {outputs} outputs"

@@ -6,8 +6,9 @@ Tests: `tests/auditing/test_audit.py`.
 import dataclasses
 import functools
 import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,30 +31,35 @@ NOT_LINEAR = ("embedding", "position", "offset", "bias", "norm", "norm bias", "s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-    """The places of a matrix's entries in an array of equal blocks, of outputs × inputs or inputs × outputs."""
+    """The places of a matrix's entries in an array: each the sum of a number of its input and one of its output."""
 
-    block: int  # number of the block
-    inputs: int
-    outputs: int
-    columns: np.ndarray  # numbers of the outputs
+    by_input: np.ndarray
+    by_output: np.ndarray  # of all matrices in a block of the array
+    columns: np.ndarray  # numbers of the matrix's outputs among these
     outputs_first: bool
 
     @property
+    def outputs(self) -> int:
+        """Number of outputs of all matrices in a block of the array."""
+        return len(self.by_output)
+
+    @property
     def size(self) -> int:
-        return self.inputs * len(self.columns)
+        return len(self.by_input) * len(self.columns)
 
     @property
     def shape(self) -> tuple[int, int]:
         """As the array has it."""
-        rows, columns = len(self.columns), self.inputs
+        rows, columns = len(self.columns), len(self.by_input)
         return (rows, columns) if self.outputs_first else (columns, rows)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
         """Flat indices of the array, of flat indices of the matrix."""
-        first = self.block * self.inputs * self.outputs
+        _, count = self.shape
+        by_row, by_column = self.by_input, self.by_output[self.columns]
         if self.outputs_first:
-            return first + self.columns[index // self.inputs] * self.inputs + index % self.inputs
-        return first + (index // len(self.columns)) * self.outputs + self.columns[index % len(self.columns)]
+            by_row, by_column = by_column, by_row
+        return by_row[index // count] + by_column[index % count]
 
     def of(self, parameter: StoredTensor) -> StoredTensor:
         """The matrix alone."""
@@ -209,18 +215,42 @@ def places_of(
     if blocks == 1 and len(by_role) < 2:
         return {}
     by_role = by_role or {next(iter(columns), "other"): np.arange(outputs)}
-    first = _outputs_first(product, parameter)
+    by_input, by_output, first = _offsets(product, parameter)
     parts = {}
     for block in range(blocks):
         for role, numbers in by_role.items():
             label = ", ".join([role] * (len(by_role) > 1) + [str(block)] * (blocks > 1))
-            parts[label] = role, Places(block, inputs, outputs, numbers, first)
+            parts[label] = role, Places(block * inputs * outputs + by_input, by_output, numbers, first)
     return parts
+
+
+def _offsets(product: Node, parameter: StoredTensor) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Numbers of inputs and outputs whose sums are the places in an array; and whether outputs are its first axis."""
+    inputs, outputs = product.about["fan_in"], product.about["fan_out"]
+    summed, shape = product.about.get("axes"), parameter.shape
+    if summed is not None and product.about["weight"].shape == shape and parameter.size == inputs * outputs:
+        others = [axis for axis in range(len(shape)) if axis not in summed]
+        return _steps(shape, summed), _steps(shape, others), False
+    if _outputs_first(product, parameter):
+        return np.arange(inputs), inputs * np.arange(outputs), True
+    return outputs * np.arange(inputs), np.arange(outputs), False
+
+
+def _steps(shape: tuple[int, ...], axes: Sequence[int]) -> np.ndarray:
+    """Flat indices of the entries of an array that are the first along all other axes."""
+    steps = np.zeros(1, int)
+    for axis in axes:
+        steps = np.add.outer(steps, math.prod(shape[axis + 1 :]) * np.arange(shape[axis])).ravel()
+    return steps
 
 
 def places_of_bias(outputs: int, columns: Mapping[str, np.ndarray | None]) -> dict[str, tuple[str, Places]]:
     """The biases of several matrices in one array."""
-    return {role: (role, Places(0, 1, outputs, numbers, True)) for role, numbers in _disjoint(columns).items()}  # noqa: FBT003
+    by_input, by_output = np.zeros(1, int), np.arange(outputs)
+    return {
+        role: (role, Places(by_input, by_output, numbers, outputs_first=True))
+        for role, numbers in _disjoint(columns).items()
+    }
 
 
 def _disjoint(columns: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]:
@@ -243,13 +273,22 @@ def _outputs_first(product: Node, parameter: StoredTensor) -> bool:
     return first
 
 
+def _numbered_outputs(record: Record, product: Node) -> Any:
+    """An array of the shape of a product that holds the number of each output."""
+    shape, axes = product.shape, product.about.get("output_axes")
+    if axes is None:
+        return record.columns(shape)
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    return np.broadcast_to(np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes), shape)
+
+
 def columns_of(record: Record, source: Source) -> np.ndarray | None:
     """The outputs of a product that are in a tensor which is linear in it; None if these are not known."""
     columns = []
     for moves in source.moves:
         if moves is None:
             return None
-        values = record.columns(source.node.shape)
+        values = _numbered_outputs(record, source.node)
         try:
             for node in moves:
                 values = node.moved(values)  # pyright: ignore[reportOptionalCall]

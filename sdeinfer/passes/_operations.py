@@ -17,7 +17,7 @@ view move: broadcast_in_dim expand_dims convert_element_type copy_p stop_gradien
 view move: optimization_barrier sharding_constraint name device_put mesh_cast pvary
 view move turn: index_select flip roll rev
 view move transpose: t transpose permute swapaxes movedim
-view move piece: split split_with_sizes chunk unbind slice select narrow
+view move piece: split split_with_sizes chunk unbind slice select narrow unstack
 view piece choice: topk top_k sort
 view reduction: sum mean reduce_sum
 view: index gather constant_pad_nd pad repeat repeat_interleave masked_fill copy unfold im2col col2im pixel_shuffle
@@ -230,8 +230,12 @@ def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: 
         outer = math.prod(n for axis, n in enumerate(weight.shape) if axis not in {*axes, *batch})
         last = max(axes, default=0) < len(weight.shape) - 1
         sizes: dict[str, Any] = {"fan_in": inner, "fan_out": outer, "outputs_last": last}
-        free = len(left.shape) - len(left_axes) - len(left_batch)
-        return contracted(left, right, shape, name, sizes | {"left_axes": (len(left_batch), free)})
+        sizes["left_axes"] = len(left_batch), len(left.shape) - len(left_axes) - len(left_batch)
+        if not batch:
+            count = len(weight.shape) - len(axes)
+            first = len(shape) - count if weight is right else 0
+            sizes |= {"axes": axes, "output_axes": range(first, first + count)}
+        return contracted(left, right, shape, name, sizes)
     if live and name.startswith("ragged_dot"):
         _, inner, outer = inputs[1].shape
         return contracted(*inputs[:2], shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": True})

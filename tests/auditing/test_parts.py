@@ -15,7 +15,8 @@ def test_places_are_those_by_index(outputs_first):
     rng, columns = np.random.default_rng(0), np.array([1, 4, 5])
     array = rng.standard_normal((3, 6, 4) if outputs_first else (3, 4, 6))
     flat = array.ravel()
-    places = Places(2, 4, 6, columns, outputs_first)
+    by_input, by_output = (1, 4) if outputs_first else (6, 1)
+    places = Places(2 * 24 + by_input * np.arange(4), by_output * np.arange(6), columns, outputs_first)
     expected = array[2][columns] if outputs_first else array[2][:, columns]
     assert places.shape == expected.shape
     part = places.of(StoredTensor(array.shape, flat.__getitem__, flat.min(), flat.max()))

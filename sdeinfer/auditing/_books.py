@@ -133,7 +133,8 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
             return Dependences()
         leaks = leaks or any(bool(rows[:-1].any()) for rows in differ)
         if start is not None and start.any():
-            dependences = _of_stream(chain, start, differ)
+            update = _of_stream(chain, start, differ)
+            dependences = update if not update.alone or dependences == Dependences() else dependences
     return dependences if dependences.leaks is not None else Dependences(leaks=leaks)
 
 
@@ -141,9 +142,11 @@ def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> 
     first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
     seen = 0 < first < start.shape[1]
     causal, place, leaks, others, earliest = True if seen else None, "", False, False, first
-    for link, differs in zip(chain, sums, strict=True):
-        if differs.shape != start.shape:
-            continue
+    pairs = [(link, _by_token(link, differs, start)) for link, differs in zip(chain, sums, strict=True)]
+    known = [(link, differs) for link, differs in pairs if differs is not None]
+    if not known:
+        return Dependences()
+    for link, differs in known:
         other_items = differs[:-1]
         turned = seen and other_items.any() and not other_items[:, ~start[-1]].any()  # the first axis is that of tokens
         if causal and (differs[-1, :first].any() or turned):
@@ -154,6 +157,15 @@ def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> 
     if seen and not others and not start[-1, -1]:  # no later token can follow from the last one
         return Dependences(None, "", leaks, alone=True)
     return Dependences(causal, place, leaks, next_alone=first - earliest == 1)
+
+
+def _by_token(link: Link, differs: np.ndarray, start: np.ndarray) -> np.ndarray | None:
+    """Which tokens of a sum differ, also where each has several rows; None if the tokens are not those of the start."""
+    if differs.shape == start.shape:
+        return differs
+    if link.sum.shape[1:2] != start.shape[1:] or differs.shape[1] % start.shape[1]:
+        return None
+    return differs.reshape(*start.shape, -1).any(axis=-1)
 
 
 def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray | None:

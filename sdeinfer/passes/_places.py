@@ -21,8 +21,10 @@ def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -
         product: the product of queries and keys.
         values: the products of probabilities and values.
     """
-    sides = zip(product.inputs, softmax.shape[:-3:-1][::-1], strict=True)
-    for side, tokens in () if "left_axes" in product.about else sides:
+    if len(softmax.shape) < 2:
+        return ""
+    sides = zip(product.inputs, softmax.shape[-2:], strict=True)
+    for side, tokens in () if "left_axes" in product.about else sides:  # JAX's have their axes in another order
         for source in graph.sources(side):
             if source.node.kind == "product" and any(_splits(graph.record, source.node, product, softmax, tokens)):
                 return "split"

@@ -148,7 +148,8 @@ def _inside(graph: Graph, chain: list[Link], stream: list[Link]) -> bool:
     first, last = chain[0], chain[-1]
     branches = [link.inside(graph) for link in stream]
     states = [first.skip.origin, *(link.sum for link in chain)]
-    if all(any(nodes >> state.number & 1 for nodes in branches) for state in states):
+    of_stream = graph.has(first.skip.origin, stream[0].skip.origin)  # not what an encoder returns
+    if of_stream and all(any(nodes >> state.number & 1 for nodes in branches) for state in states):
         return True
     return any(
         graph.has(link.branch.origin, last.sum)

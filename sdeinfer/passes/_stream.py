@@ -183,15 +183,21 @@ def _number(graph: Graph, chain: list[Link]) -> None:
 
 
 def _layers_by_name(graph: Graph, chain: list[Link]) -> list[int] | None:
-    """The layer of each sum by the numbers in the names of its matrices, if all layers have as many sums, and two."""
-    keys = []
+    """The layer of each sum by the numbers in the names of its matrices, if all layers have as many sums, and two.
+
+    Sums that share matrices are of several layers of one name.
+    """
+    keys, names = [], []
     for link in chain:
         # What a branch has from elsewhere, as a condition, is no part of the layer.
         nodes = [node for node in graph.nodes(link.inside(graph)) if graph.has(node, link.skip.origin)]
-        numbers = [NUMBERS.findall(node.parameters[0]) for node in nodes if node.kind in PRODUCTS and node.parameters]
+        matrices = {node.parameters[0] for node in nodes if node.kind in PRODUCTS and node.parameters}
+        numbers = [NUMBERS.findall(name) for name in matrices]
+        names += matrices
         keys.append([int(place[0]) for place in zip(*numbers, strict=False) if len({*place}) == 1])
     counts = [len(list(members)) for _, members in itertools.groupby(keys)]
-    if not all(keys) or keys != sorted(keys) or len({*counts}) > 1 or counts[0] < 2:
+    shared = len({*names}) < len(names)
+    if shared or not all(keys) or keys != sorted(keys) or len({*counts}) > 1 or counts[0] < 2:
         return None
     return [place // counts[0] for place in range(len(chain))]
 

@@ -166,6 +166,12 @@ def test_values_of_the_first_layer_go_on():
     assert si.audit(net(LateralValues), TOKENS, recipe="normal", causal=False).passed
 
 
+def test_layers_that_share_a_module_are_layers():
+    model = net()
+    model.layers = nn.ModuleList([model.layers[0]] * own.LAYERS)
+    assert si.audit(model, TOKENS, recipe="normal").layers == own.LAYERS
+
+
 def test_rules_say_nothing_of_logits_that_a_model_does_not_have():
     perceptron = nn.Sequential(nn.Linear(64, 64, bias=False))
     torch.manual_seed(0)

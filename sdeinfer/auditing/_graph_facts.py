@@ -133,9 +133,7 @@ def _dead(account: Account, laws: Mapping[str, Law], readings: list[Reading]) ->
             return
     for node in account.graph.record.nodes:
         if names := _zeros_of_zeros(node, laws):
-            are = (
-                f"{' and '.join(names[:2])} are both 0" if len(names) > 1 else f"{names[0]} is 0, and multiplies zeros"
-            )
+            are = " and ".join(names[:2]) + (" are both 0" if names[1:] else " is 0, and multiplies zeros")
             yield failed("dead", names[0], f"{are}: no gradient passes", *names)
             return
 

@@ -129,32 +129,30 @@ def of_rules(rules: Mapping[str, Any], *, name: str = "the given recipe", source
     pairs = {key: _value_and_law(key, rule) for key, rule in rules.items()}
 
     def rule(matrix: Matrix) -> tuple[Any, str | None]:
-        return next((pair for key, pair in pairs.items() if applies(key, matrix)), (None, None))
+        value, law = next((pair for key, pair in pairs.items() if applies(key, matrix)), (None, None))
+        return (value(matrix) if callable(value) else value), law
 
     def sd(matrix: Matrix) -> float | None:
         value, law = rule(matrix)
-        spread: Any = value(matrix) if callable(value) else value
-        return None if law == "constant" else spread
+        return None if law == "constant" else value
 
     def entries(matrix: Matrix) -> Declared | None:
-        value, law = rule(matrix)
-        if value is None or matrix.roles:  # roles of one array may differ
-            return None
-        value = value(matrix) if callable(value) else value
-        if value is None:
-            return None
-        return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
+        return None if matrix.roles else _of_value(*rule(matrix))  # roles of one array may differ
 
     def named(name: str) -> Declared | None:
         value, law = next((pair for key, pair in pairs.items() if fnmatch.fnmatchcase(name, key)), (None, None))
-        if value is None or callable(value):
-            return None
-        return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
+        return None if callable(value) else _of_value(value, law)  # a function needs the place in the pass
 
     def law(matrix: Matrix) -> str | None:
         return rule(matrix)[1]
 
     return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, entries=entries, named=named)
+
+
+def _of_value(value: float | None, law: str | None) -> Declared | None:
+    if value is None:
+        return None
+    return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
 
 
 def nothing(operand: Any) -> None:

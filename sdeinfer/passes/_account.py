@@ -16,6 +16,7 @@ import numpy as np
 from sdeinfer.passes._attention import Logits
 from sdeinfer.passes._graph import Graph, Source
 from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._places import numbers_along
 from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import Link, layers_of, width_of
 
@@ -275,11 +276,8 @@ def _outputs_first(product: Node, parameter: StoredTensor) -> bool:
 
 def _numbered_outputs(record: Record, product: Node) -> Any:
     """An array of the shape of a product that holds the number of each output."""
-    shape, axes = product.shape, product.about.get("output_axes")
-    if axes is None:
-        return record.columns(shape)
-    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
-    return np.broadcast_to(np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes), shape)
+    axes = product.about.get("output_axes")
+    return record.columns(product.shape) if axes is None else numbers_along(product.shape, axes)
 
 
 def columns_of(record: Record, source: Source) -> np.ndarray | None:

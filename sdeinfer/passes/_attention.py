@@ -122,7 +122,8 @@ def attention_of(
                 after = term.factor
                 sums = node.about.get("sums", (None, None))[place]
                 over = over or _summed_over(sums, after)
-                short = short or (over == "keys" and side.shape[-1] == softmax.shape[-1] and sums[0] < 1 - 1e-2)
+                whole = over == "keys" and side.shape[-1] == softmax.shape[-1]  # and no sink
+                short = short or (whole and sums is not None and sums[0] < 1 - 1e-2)
     norms = tuple(term.origin for term in (query, key) if term.origin.kind == "norm")
     alone = len(_products_of(graph, softmax)) == 1
     apart = alone and over == "keys" and any(_apart(graph, sides[1], value) for value in values)

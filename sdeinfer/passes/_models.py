@@ -141,12 +141,13 @@ def require_model(network: Any) -> None:
 def _arrays(tree: Any) -> tuple[dict[str, Any], Callable[[list[Any]], Any]]:
     """The arrays of a pytree that are floating-point by name, and a function that puts others in their places."""
     import jax
+    import jax.numpy as jnp
 
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = [
         place
         for place, (_, leaf) in enumerate(pairs)
-        if hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, np.inexact)  # bfloat16 is none of NumPy
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)  # bfloat16 is none of NumPy's
     ]
     names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
     arrays = {name.removesuffix(".value"): pairs[place][1] for name, place in zip(names, places, strict=True)}

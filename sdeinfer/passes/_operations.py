@@ -230,15 +230,16 @@ def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: 
         outer = math.prod(n for axis, n in enumerate(weight.shape) if axis not in {*axes, *batch})
         last = max(axes, default=0) < len(weight.shape) - 1
         sizes: dict[str, Any] = {"fan_in": inner, "fan_out": outer, "outputs_last": last}
-        sizes["left_axes"] = len(left_batch), len(left.shape) - len(left_axes) - len(left_batch)
+        sizes["left_axes"] = range(len(left_batch), len(left.shape) - len(left_axes))
         if not batch:
             count = len(weight.shape) - len(axes)
             first = len(shape) - count if weight is right else 0
             sizes |= {"axes": axes, "output_axes": range(first, first + count)}
         return contracted(left, right, shape, name, sizes)
     if live and name.startswith("ragged_dot"):
-        _, inner, outer = inputs[1].shape
-        return contracted(*inputs[:2], shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": True})
+        left, right, *_ = inputs
+        _, inner, outer = right.shape
+        return contracted(left, right, shape, name, {"fan_in": inner, "fan_out": outer, "outputs_last": True})
     if live and name == "conv_general_dilated":
         weight, groups = inputs[1], parameters["feature_group_count"]
         out, read, *_ = parameters["dimension_numbers"].rhs_spec

@@ -3,7 +3,8 @@
 Tests: `tests/auditing/test_torch_kinds.py`.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sdeinfer.passes._record import Node, Record
 
 
 def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -> str:
-    """Where heads are made of several tokens: "split" or "joined"; "" if they are not.
+    """The place at which heads are made of several tokens, "split" or "joined"; "" if they are not.
 
     Arguments:
         graph: the graph.
@@ -23,8 +24,8 @@ def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -
     """
     if len(softmax.shape) < 2:
         return ""
-    sides = zip(product.inputs, softmax.shape[-2:], strict=True)
-    for side, tokens in () if "left_axes" in product.about else sides:  # JAX's have their axes in another order
+    in_order = "left_axes" not in product.about  # axes of JAX's products are in another one
+    for side, tokens in zip(product.inputs, softmax.shape[-2:], strict=True) if in_order else ():
         for source in graph.sources(side):
             if source.node.kind == "product" and any(_splits(graph.record, source.node, product, softmax, tokens)):
                 return "split"
@@ -49,12 +50,14 @@ def keys_first(record: Record, product: Node) -> bool:
     """Whether the first side of a product of queries and keys has the keys, which are the last axis of its logits."""
     if "left_axes" not in product.about:
         return False
-    batch, left = product.about["left_axes"]
-    sizes = product.shape[batch : batch + left]
-    shape = (*(1,) * batch, *sizes, *(1,) * (len(product.shape) - batch - left))
-    numbers = np.broadcast_to(np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(shape), product.shape)
-    moved = (values for _, values in _moved(record, product, numbers))
-    return any((values != values[..., :1]).any() for values in moved)
+    moved = _moved(record, product, numbers_along(product.shape, product.about["left_axes"]))
+    return any((values != values[..., :1]).any() for _, values in moved)
+
+
+def numbers_along(shape: tuple[int, ...], axes: Container[int]) -> np.ndarray:
+    """An array of this shape that counts its entries along some axes, and is constant along the others."""
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    return np.broadcast_to(np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes), shape)
 
 
 def _splits(record: Record, projection: Node, product: Node, softmax: Node, tokens: int) -> Iterator[bool]:
@@ -80,8 +83,7 @@ def _joins(record: Record, contraction: Node) -> Iterator[bool]:
 
 def _row_numbers(record: Record, shape: tuple[int, ...]) -> Any:
     """An array of this shape with the number of each row."""
-    rows = int(np.prod(shape[:-1]))
-    numbers = record.columns((shape[-1], rows)).swapaxes(0, 1).reshape(shape)
+    numbers = record.columns((shape[-1], math.prod(shape[:-1]))).swapaxes(0, 1).reshape(shape)
     return numbers.contiguous() if hasattr(numbers, "contiguous") else numbers  # PyTorch's views need it
 
 

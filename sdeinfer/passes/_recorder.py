@@ -62,7 +62,7 @@ def summary_of(values: np.ndarray) -> dict[str, Any]:
 
 
 ROUNDINGS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
-"""By how much the sum of rounded probabilities may differ from 1; in other types not at all."""
+"""The largest difference from 1 of sums of rounded probabilities, by type; 0 for others."""
 
 
 def sums_over(values: Any, axis: int, other_axis: int, dtype: str) -> tuple[float, float, float] | None:

@@ -189,7 +189,7 @@ def _layers_by_name(graph: Graph, chain: list[Link]) -> list[int] | None:
     """
     keys, names = [], []
     for link in chain:
-        # What a branch has from elsewhere, as a condition, is no part of the layer.
+        # A condition, which a branch has from elsewhere, is no part of the layer.
         nodes = [node for node in graph.nodes(link.inside(graph)) if graph.has(node, link.skip.origin)]
         matrices = {node.parameters[0] for node in nodes if node.kind in PRODUCTS and node.parameters}
         numbers = [NUMBERS.findall(name) for name in matrices]

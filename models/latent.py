@@ -13,30 +13,28 @@ from sdeinfer.likelihood._bridge import Bridged, Bridges
 from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._transitions import outputs_transitions
 
-INNOVATIONS = "innovations"
-
 
 def ends(data: xr.Dataset) -> xr.Dataset:
     """The first and the last observed layer."""
     return data.isel(layer=[0, -1])
 
 
-@partial(LatentLayers, site=INNOVATIONS)
+@LatentLayers
 def thinned_path(bridges: Bridges) -> None:
     """Independent networks of one architecture, each observed at some of its layers, such as every k-th."""
     layer = bridges.assumptions.sample_layer()
     with numpyro.plate("bridge", len(bridges)):
-        innovations = numpyro.sample(INNOVATIONS, dist.Normal().expand(bridges.innovations).to_event(2))
+        innovations = numpyro.sample(LatentLayers.site, dist.Normal().expand(bridges.innovations).to_event(2))
         numpyro.sample("covariance", Bridged(layer, bridges, innovations), obs=bridges.end)
 
 
-@partial(LatentLayers, site=INNOVATIONS, selection=ends)
+@partial(LatentLayers, selection=ends)
 def terminal(bridges: Bridges) -> None:
     """Independent networks of one architecture, by their first and last observed layers."""
     thinned_path(bridges)
 
 
-@partial(LatentLayers, site=INNOVATIONS, transitions=outputs_transitions)
+@partial(LatentLayers, transitions=outputs_transitions)
 def outputs(bridges: Bridges) -> None:
     """Independent networks of one architecture with outputs X_out ~ N(0, V_T ⊗ I) (Eq. 21); see `observe_outputs`."""
     thinned_path(bridges)

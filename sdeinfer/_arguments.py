@@ -68,14 +68,6 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def numbers(value: Any, name: str, needed: str) -> np.ndarray:
-    """A value as an array of floating-point numbers; an `InputError` where it is none."""
-    try:
-        return np.asarray(value, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: {needed} is needed, got {shown(value)}") from error
-
-
 def shown(value: Any) -> str:
     """A value in an error, on one line; its type if that is long."""
     text = repr(value)

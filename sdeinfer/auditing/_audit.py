@@ -22,7 +22,7 @@ from sdeinfer.auditing._tests import Test, first_names, rows_by_name, rows_of, t
 from sdeinfer.auditing._topics import FAILS, TOPICS
 from sdeinfer.auditing._words import words_of
 from sdeinfer.passes._models import made
-from sdeinfer.passes._pass import record_of
+from sdeinfer.passes._passes import record_of
 
 
 @with_progress_line
@@ -171,7 +171,7 @@ def _in_its_code(network: Any, books: Books, rule: Recipe | None, tests: list[Te
 def _unreached(books: Books, rule: Recipe) -> list[Test]:
     """Matrices that the pass did not reach: their roles, factors and places are not tested."""
     parameters = books.account.graph.record.parameters
-    names = [name for name in books.account.unreached if rule.named(name) is None]
+    names = [name for name in books.account.unreached if rule.declared_by_name(name) is None]
     if not names:
         return []
     matrices = [name for name in names if len(parameters[name].shape) > 1]

@@ -53,7 +53,7 @@ def automatic(model: Any) -> Recipe | None:
         embedding=_embedding(text),
         layer_scale=lambda matrix: scale,
         logits=_logits(text),
-        named=by_name.get,
+        entries=lambda matrix: by_name.get(matrix.array),
         causal=_causal(model, config),
         gain=gain,
     )

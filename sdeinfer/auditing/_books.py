@@ -13,7 +13,7 @@ from sdeinfer.auditing._law import Law, law_of
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._inputs import Inputs, mapped
-from sdeinfer.passes._pass import first_pass, record_of
+from sdeinfer.passes._passes import first_pass, record_of
 from sdeinfer.passes._readings import BranchNorms, Reading, norms_of, readings_of
 from sdeinfer.passes._record import Node, Record
 from sdeinfer.passes._roles import account_of
@@ -65,8 +65,8 @@ def books_from(network: Any, record: Record, inputs: Inputs) -> Books:
     account = account_of(Graph(record))
     dependences = Dependences()
     # The first change decides, but where it shows no dependence on later tokens, those of other tokens may show one.
-    for change in changes(inputs):
-        update = dependences_of(account, record_of(network, change.inputs), change)
+    for changed_inputs, items in changes(inputs):
+        update = dependences_of(account, record_of(network, changed_inputs), items)
         dependences = update if update.causal is False or dependences == Dependences() else dependences
         if dependences.causal is not True:
             break
@@ -75,16 +75,8 @@ def books_from(network: Any, record: Record, inputs: Inputs) -> Books:
     return Books(account, laws, dependences, readings, norms_of(account, readings), record.name, inputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
+def changes(inputs: Inputs) -> Iterator[tuple[Inputs, int]]:
     """Inputs whose last item has one token, or the lower half of an image, changed; and the number of items."""
-
-    inputs: Inputs
-    items: int
-
-
-def changes(inputs: Inputs) -> Iterator[Change]:
-    """Change a part of the main input: tokens of the middle, near the start and at the end, or half of an image."""
     leaves: list[Any] = []
     mapped(inputs, lambda value: leaves.append(value) if getattr(value, "ndim", 0) > 1 else None)
     main = next((inputs[1][name] for name in ("decoder_input_ids", "input_ids") if name in inputs[1]), None)
@@ -94,10 +86,10 @@ def changes(inputs: Inputs) -> Iterator[Change]:
     items, tokens, *_ = main.shape
     whole = "int" in str(main.dtype)
 
-    def change(place: Any, values: Any, count: int = items) -> Change:
+    def change(place: Any, values: Any, count: int = items) -> tuple[Inputs, int]:
         array = main.clone() if hasattr(main, "clone") else np.array(main)
         array[place] = values
-        return Change(mapped(inputs, lambda value: array if value is main else value), count)
+        return mapped(inputs, lambda value: array if value is main else value), count
 
     if main.ndim == 2 and not whole and items > 2:  # one item of several vectors
         for token in dict.fromkeys((items // 2, 1, items - 1)):
@@ -119,7 +111,7 @@ def _another(tokens: Any, place: int) -> int:
     return candidates[0] if candidates else last - 1 if last else last + 1
 
 
-def dependences_of(account: Account, record: Record, change: Change) -> Dependences:
+def dependences_of(account: Account, record: Record, items: int) -> Dependences:
     """Compare the streams of a pass with those of a second one: which rows differ at the start, and which later."""
     seconds = _seconds(account, record)
     if seconds is None or not account.streams:
@@ -127,7 +119,7 @@ def dependences_of(account: Account, record: Record, change: Change) -> Dependen
     leaks = False
     dependences = Dependences()
     for chain in account.streams:
-        start, *sums = [_differ(state, seconds[state.number], change.items) for state in _states(account.graph, chain)]
+        start, *sums = [_differ(state, seconds[state.number], items) for state in _states(account.graph, chain)]
         differ = [rows for rows in sums if rows is not None]
         if len(differ) < len(sums):
             return Dependences()

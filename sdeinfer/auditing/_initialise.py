@@ -16,7 +16,7 @@ from sdeinfer.auditing._result import Audit
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._models import filled, made
-from sdeinfer.passes._pass import first_pass
+from sdeinfer.passes._passes import first_pass
 from sdeinfer.passes._roles import account_of
 
 
@@ -96,7 +96,7 @@ def initialise(
     of_branches = {
         matrix: _declared(rules[matrix.layer or 0], matrix)
         for matrix in account.matrices.values()
-        if _in_branch(matrix) or rules[matrix.layer or 0].named(matrix.name) is not None
+        if _in_branch(matrix) or rules[matrix.layer or 0].declared_by_name(matrix.name) is not None
     }
     drawn, rows = _drawn(account, of_branches, seed, name=rules[0].name)
     network = filled(network, drawn)
@@ -104,7 +104,12 @@ def initialise(
         return Initialised(network, None, rows)
     books = books_of(network, inputs)
     by_name = {matrix.name: declared for matrix, declared in of_branches.items()}
-    in_branches = dataclasses.replace(rules[0], named=by_name.get, sd=nothing, bias_sd=nothing)
+
+    def entries(matrix: Matrix) -> Declared | None:
+        drawn_or_unused = matrix.name in by_name or not matrix.role
+        return by_name.get(matrix.name) if drawn_or_unused else rules[0].entries(matrix)
+
+    in_branches = dataclasses.replace(rules[0], entries=entries, sd=nothing, bias_sd=nothing)
     return Initialised(network, audit_of_books(books, in_branches, network), rows)
 
 

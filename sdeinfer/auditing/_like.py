@@ -15,7 +15,7 @@ from sdeinfer.auditing._tests import Test, failed
 from sdeinfer.passes._account import Account, Matrix
 from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._models import filled, is_torch
-from sdeinfer.passes._pass import record_of
+from sdeinfer.passes._passes import record_of
 from sdeinfer.passes._roles import account_of
 
 
@@ -91,13 +91,13 @@ def as_found(books: Books, subject: Account) -> Recipe:
     account, laws = books.account, books.laws
     pairs = _pairs(subject, account)
 
-    def named(name: str) -> Declared | None:
-        peer_name = pairs.get(name)
+    def entries(matrix: Matrix) -> Declared | None:
+        peer_name = pairs.get(matrix.name)
         if peer_name is None or laws[peer_name].name == "not finite":
             return None
         law = laws[peer_name]
         if law.sd == 0:
-            same = subject.parameters[name].shape == account.parameters[peer_name].shape
+            same = subject.parameters[matrix.name].shape == account.parameters[peer_name].shape
             return Declared(law.mean, 0.0, values=account.parameters[peer_name].entries() if same else None)
         known = law.name in ("normal", "uniform", "orthogonal") and law.seen >= 4096  # few entries tell few laws apart
         return Declared(law.mean, law.sd, law.name if known else None, error=law.error)
@@ -120,7 +120,7 @@ def as_found(books: Books, subject: Account) -> Recipe:
         skip=lambda layers: skips[0] if skips else None,
         logits=lambda logits: factors.get(logits.layer),
         gain=gain,
-        named=named,
+        entries=entries,
         causal=books.dependences.causal,
     )
 

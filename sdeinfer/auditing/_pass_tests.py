@@ -50,7 +50,7 @@ def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading
             continue  # the code fills it with this number, and multiplies by it or by 1 + w
         declared = declared or 1.0
         as_declared = abs(mean - declared) < LOG_SD_TOLERANCE and sd < LOG_SD_TOLERANCE
-        wrong = [reading for reading in group if not reading.multiplies_by(declared, LOG_SD_TOLERANCE)]
+        wrong = [reading for reading in group if not reading.multiplies_by(declared)]
         if as_declared and wrong:
             yield _of_reading(wrong, declared)
         else:
@@ -59,13 +59,9 @@ def _gains(account: Account, laws: Mapping[str, Law], readings: Sequence[Reading
             yield Test("norm", name, passed, says, names=(name,), ratio=mean)
     for group in (group for key, group in read.items() if isinstance(key, int)):
         matrix = dataclasses.replace(account.matrices[group[0].name], role="norm", name="", array="")
-        declared = recipe.gain(matrix)
-        wrong = [
-            reading
-            for reading in group
-            if declared is not None and not reading.multiplies_by(declared, LOG_SD_TOLERANCE)
-        ]
-        if wrong and declared is not None:
+        if (declared := recipe.gain(matrix)) is None:
+            continue
+        if wrong := [reading for reading in group if not reading.multiplies_by(declared)]:
             yield _of_reading(wrong, declared)
 
 

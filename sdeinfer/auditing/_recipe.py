@@ -47,8 +47,8 @@ class Recipe:
         embedding: the factor of the embedding in the stream.
         free_readout: whether any factor of what the head reads is as declared.
         layer_scale: the initial value of parameters that multiply branches.
-        entries: the declared entries of a parameter of any role, before all other rules.
-        named: the declared entries of a parameter, or of a matrix in one, by its name, whatever its role.
+        entries: the declared entries of a parameter of any role, before all other rules; the role of one that is known
+            by its name alone is "".
         norm: "pre", "post", "sandwich" or "qk", where the norms are; several with "+" between.
         causal: whether tokens are independent of later ones.
     """
@@ -67,19 +67,19 @@ class Recipe:
     free_readout: bool = False
     layer_scale: Callable[[Matrix], float | None] = lambda matrix: None
     entries: Callable[[Matrix], Declared | None] = lambda matrix: None
-    named: Callable[[str], Declared | None] = lambda name: None
     norm: str | None = None
     causal: bool | None = None
 
     def declared(self, matrix: Matrix) -> Declared | None:
-        """The declared entries of a matrix, a table or a bias, by its name, or by its role."""
+        """The declared entries of a matrix, a table or a bias."""
         if (entries := self.entries(matrix)) is not None:
             return entries
-        for name in (matrix.name, matrix.array):
-            if (named := self.named(name)) is not None:
-                return named
         sd = self._sd_by_role(matrix)
         return None if sd is None else Declared(0.0, sd, self.law(matrix))
+
+    def declared_by_name(self, name: str) -> Declared | None:
+        """The declared entries of a parameter, or of a matrix in one, whatever its role."""
+        return self.entries(Matrix("", 0, 0, 0, 0, name=name, array=name))
 
     def _sd_by_role(self, matrix: Matrix) -> float | None:
         if matrix.role == "bias":
@@ -130,29 +130,25 @@ def of_rules(rules: Mapping[str, Any], *, name: str = "the given recipe", source
 
     def rule(matrix: Matrix) -> tuple[Any, str | None]:
         value, law = next((pair for key, pair in pairs.items() if applies(key, matrix)), (None, None))
-        return (value(matrix) if callable(value) else value), law
+        if callable(value):
+            value = value(matrix) if matrix.role else None  # a function needs the place in the pass
+        return value, law
 
     def sd(matrix: Matrix) -> float | None:
         value, law = rule(matrix)
         return None if law == "constant" else value
 
     def entries(matrix: Matrix) -> Declared | None:
-        return None if matrix.roles else _of_value(*rule(matrix))  # roles of one array may differ
-
-    def named(name: str) -> Declared | None:
-        value, law = next((pair for key, pair in pairs.items() if fnmatch.fnmatchcase(name, key)), (None, None))
-        return None if callable(value) else _of_value(value, law)  # a function needs the place in the pass
+        # Roles of one array may differ, so that its name alone decides.
+        value, law = rule(dataclasses.replace(matrix, role="", roles=()) if matrix.roles else matrix)
+        if value is None:
+            return None
+        return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
 
     def law(matrix: Matrix) -> str | None:
         return rule(matrix)[1]
 
-    return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, entries=entries, named=named)
-
-
-def _of_value(value: float | None, law: str | None) -> Declared | None:
-    if value is None:
-        return None
-    return Declared(value, 0.0, law) if law == "constant" else Declared(0.0, value, law)
+    return Recipe(name, source, sd, sd, law, nothing, nothing, nothing, gain=nothing, entries=entries)
 
 
 def nothing(operand: Any) -> None:

@@ -1,6 +1,7 @@
 """Recipes of initialisation in use, each with its source. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -167,20 +168,17 @@ def deepnet(base: Recipe | None = None) -> Recipe:
     """
     base = xavier() if base is None else base
 
-    def scaled(sd: Callable[[Matrix], float | None]) -> Callable[[Matrix], float | None]:
-        def scaled_sd(matrix: Matrix) -> float | None:
-            value = sd(matrix)
-            beta = 1.0 if {matrix.role, matrix.of} & {"query", "key"} else (8 * matrix.layers) ** -0.25
-            return None if value is None else value * beta
-
-        return scaled_sd
+    def scaled(sd: Callable[[Matrix], float | None], matrix: Matrix) -> float | None:
+        value = sd(matrix)
+        beta = 1.0 if {matrix.role, matrix.of} & {"query", "key"} else (8 * matrix.layers) ** -0.25
+        return None if value is None else value * beta
 
     return dataclasses.replace(
         base,
         name="deepnet",
         source="arXiv 2203.00555, Figure 2; torchscale/architecture/encoder.py",
-        sd=scaled(base.sd),
-        bias_sd=scaled(base.bias_sd),
+        sd=functools.partial(scaled, base.sd),
+        bias_sd=functools.partial(scaled, base.bias_sd),
         skip=lambda layers: (2 * layers) ** 0.25,
     )
 

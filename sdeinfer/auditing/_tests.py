@@ -124,7 +124,7 @@ def rows_by_name(account: Account, laws: Mapping[str, Law], recipe: Recipe) -> l
     used = {matrix.array for matrix in account.matrices.values()}
     rows = []
     for name, parameter in account.graph.record.parameters.items():
-        if name not in used and (declared := recipe.named(name)) is not None:
+        if name not in used and (declared := recipe.declared_by_name(name)) is not None:
             matrix = Matrix("other", 0, 0, account.width, account.layers, None, name, parameter.shape, array=name)
             rows.append(Row(matrix, laws[name], declared))
     return rows

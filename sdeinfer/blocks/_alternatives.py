@@ -26,11 +26,7 @@ FEWER_NODES = 2
 def evidence_of_others(data: xr.Dataset, order: BlockOrder, name: str, log_factor: float = 0.0) -> dict[str, float]:
     """Log density of the increments of a block by each alternative less that by the block, without their scale.
 
-    Arguments:
-        data: increments of branches.
-        order: the declared blocks.
-        name: the name of the block that has alternatives.
-        log_factor: logarithm of the factor between the gain or temperature and the declared one.
+    The block has its gain or temperature times e^`log_factor`.
     """
     part = order.names.index(name)
     branches = np.flatnonzero(np.asarray(order.part) == part)

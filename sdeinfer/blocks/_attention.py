@@ -16,13 +16,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import at_least_one, given, shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._attention_parts import AttentionNodes, AttentionParts, attention_nodes
-from sdeinfer.blocks._branch import (
-    GAIN,
-    AbstractBranch,
-    check_bias,
-    projected,
-    projection,
-)
+from sdeinfer.blocks._branch import GAIN, AbstractBranch, check_bias, projected, projection
 from sdeinfer.blocks._law import MatrixMoments
 from sdeinfer.blocks._logits import (
     Products,

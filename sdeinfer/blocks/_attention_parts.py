@@ -73,14 +73,7 @@ def attention_nodes(attention: "SelfAttention", tokens: int, size: int, *, log2:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionParts:
-    """S of one group of heads at each node.
-
-    Attributes:
-        attention: the branch.
-        V: covariance of what it reads.
-        nodes: the nodes.
-        size: number of features of a head.
-    """
+    """S of one group of heads of `size` features at each node, given the covariance V of what the branch reads."""
 
     attention: "SelfAttention"
     V: Float[Array, "m m"]

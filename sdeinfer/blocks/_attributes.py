@@ -49,24 +49,16 @@ def branch_name(block: Block) -> str:
     return next(name for name, kind in BRANCHES.items() if isinstance(block.branch, kind))
 
 
-def stack_of(text: str, pattern: Pattern) -> Stack:
-    """The blocks of JSON, with an attention pattern.
-
-    Raises:
-        InputError: for other text.
-    """
+def stack_in(attrs: Mapping[Any, Any]) -> Stack:
+    """The blocks of a Dataset's attributes, which hold them, with its attention pattern; an InputError for others."""
+    pattern = Pattern.in_attributes(attrs)
     try:
-        given = json.loads(text)
+        given = json.loads(str(attrs[BLOCKS]))
         if isinstance(given, dict):
             return Parallel(tuple(_block(block, pattern) for block in given["beside each other"]))
         return Stack(tuple(_block(block, pattern) for block in given))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"blocks: the attribute does not describe blocks ({error})") from error
-
-
-def stack_in(attrs: Mapping[Any, Any]) -> Stack:
-    """The blocks of a Dataset's attributes, which hold them."""
-    return stack_of(str(attrs[BLOCKS]), Pattern.in_attributes(attrs))
 
 
 def _block(given: dict[str, Any], pattern: Pattern) -> Block:

@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.blocks._branch import AbstractBranch, check_bias
-from sdeinfer.blocks._norms import Norm, normalised, normalised_covariance, normalised_tokens
+from sdeinfer.blocks._norms import Norm, normalised_covariance, normalised_tokens
 from sdeinfer.covariance._batched import gram, matmul, total
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._keys import NetworkKeys
@@ -150,8 +150,13 @@ class Block(AbstractLayer):
     def read_covariance(
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys
     ) -> Float[Array, "m m 1 networks"]:
-        """The covariance of what the branch reads."""
-        return normalised(V, self.norm, width=width, keys=keys) if self.position == "pre" else V
+        """The covariance of what the branch reads; tokens in random directions have the means L z/√n with L Lᵀ = V."""
+        if self.position == "post":
+            return V
+        if self.norm != "layer":
+            return normalised_covariance(V, self.norm)
+        z = keys.normals((len(V), 1, 1), V.dtype) / jnp.sqrt(jnp.asarray(width, V.dtype))
+        return normalised_covariance(V, self.norm, matmul(factor(V), z)[:, 0])
 
     def increment_covariance(
         self, V: Float[Array, "m m 1 networks"], *, width: Int[Array, ""] | int, keys: NetworkKeys

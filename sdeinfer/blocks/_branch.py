@@ -87,9 +87,9 @@ class AbstractBranch(eqx.Module):
             return log_moments(hidden.mean + bias, hidden.covariance)
         return sampled_log_moments(hidden.mean + bias, draws + bias)
 
-    @abc.abstractmethod
     def check_width(self, width: int) -> None:
-        """Raise an InputError for a width that the branch does not support."""
+        """Raise an InputError for a width that the branch does not support; none for sizes that are no fractions."""
+        del width
 
     def alternatives(self, width: int) -> "dict[str, AbstractBranch]":
         """Branches that a network may have by mistake in place of this one, by what is other; `check` compares them."""

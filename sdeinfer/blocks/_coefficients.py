@@ -44,13 +44,12 @@ def branch_coefficients(
     *,
     log_factors: Float[np.ndarray, " grid"] = LOG_FACTORS,
     log2: int | None = None,
-    seed: int = 0,
 ) -> Float[np.ndarray, "networks branches grid 4"]:
     """Log densities of the increments as polynomials in log g², at each of the factors; see `in_factor`."""
     coefficients = np.empty((data.sizes["network"], data.sizes["branch"], len(log_factors), 4))
 
     def fill(entry: BranchInput) -> None:
-        D, nodes = data["increment"].values[entry.network, entry.branch], entry.nodes(log2=log2, seed=seed)
+        D, nodes = data["increment"].values[entry.network, entry.branch], entry.nodes(log2=log2)
         with jax.enable_x64(True):  # noqa: FBT003
             table = _table(
                 entry.block, jnp.asarray(entry.V), jnp.asarray(D), nodes, log_factors, jnp.asarray(entry.width)
@@ -88,8 +87,11 @@ class BranchInput(NamedTuple):
 
     def nodes(self, *, log2: int | None = None, seed: int = 0) -> object:
         """Nodes of its own, so that the errors of increments are independent and do not add up over layers."""
+        self.block.check_width(self.width)
+        branch = self.block.branch
         state = np.random.SeedSequence([seed, self.network, self.branch]).generate_state(1)[0]
-        return nodes_of(self.block, len(self.V), self.width, log2=log2, seed=int(state))
+        log2 = branch.log2_nodes if log2 is None else log2
+        return branch.nodes(len(self.V), self.width, log2=log2, seed=int(state))
 
 
 def branch_inputs(data: xr.Dataset, order: BlockOrder) -> Iterator[BranchInput]:
@@ -115,13 +117,6 @@ def over_inputs[T](run: Callable[[BranchInput], T], inputs: Sequence[BranchInput
     for numbers in rounds:
         results |= zip(numbers, in_threads(run, [inputs[number] for number in numbers], alone=0), strict=True)
     return [results[number] for number in range(len(inputs))]
-
-
-def nodes_of(block: Block, tokens: int, width: int, *, log2: int | None = None, seed: int = 0) -> object:
-    """The nodes of a block's branch."""
-    block.check_width(width)
-    log2 = block.branch.log2_nodes if log2 is None else log2
-    return block.branch.nodes(tokens, width, log2=log2, seed=seed)
 
 
 def law_of_increment(

@@ -73,7 +73,7 @@ def _freedom(chi_square: Float[np.ndarray, " draws"], count: int) -> float:
 
 
 def adjusted_coefficients(
-    coefficients: Float[np.ndarray, "networks branches grid 4"], data: xr.Dataset, order: BlockOrder, *, seed: int = 0
+    coefficients: Float[np.ndarray, "networks branches grid 4"], data: xr.Dataset, order: BlockOrder
 ) -> Float[np.ndarray, "networks branches grid 4"]:
     """Coefficients whose information on temperatures agrees with the scatter of their scores.
 
@@ -87,15 +87,15 @@ def adjusted_coefficients(
         branches = np.flatnonzero(part == number)
         free = scale_free(coefficients[:, branches])
         mode = int(free.sum((0, 1)).argmax())
-        drawn = _drawn_coefficients(
-            [entry for entry in inputs if entry.branch in branches], float(LOG_FACTORS[mode]), seed
-        )
+        drawn = _drawn_coefficients([entry for entry in inputs if entry.branch in branches], float(LOG_FACTORS[mode]))
         if drawn is None or not count or not drawn.size:
             continue
         freedom = _freedom(_split(drawn[1])[0], count)
         move, share = _adjustment(_by_t(drawn, count, freedom), free[..., 0].size)
         logs = np.clip(LOG_FACTORS + move, LOG_FACTORS[0], LOG_FACTORS[-1])
-        moved = barycentric_interpolate(LOG_FACTORS, _by_t(coefficients[:, branches], count, freedom), logs, axis=-1)
+        moved = barycentric_interpolate(
+            LOG_FACTORS, _by_t(coefficients[:, branches], count, freedom), logs, axis=-1, rng=0
+        )
         adjusted[..., 3][:, branches] += moved[..., mode, None] + share * (moved - moved[..., mode, None]) - free
     return adjusted
 
@@ -110,16 +110,14 @@ def _adjustment(density: Float[np.ndarray, "steps draws"], increments: int) -> t
     return float(np.clip(move, -math.log(2), math.log(2))), float(share)
 
 
-def _drawn_coefficients(
-    inputs: Sequence[BranchInput], log_factor: float, seed: int
-) -> Float[np.ndarray, "steps draws 4"] | None:
+def _drawn_coefficients(inputs: Sequence[BranchInput], log_factor: float) -> Float[np.ndarray, "steps draws 4"] | None:
     """Coefficients of draws of a block's increments at three steps about a factor of its gain or temperature."""
 
     def at_steps(entry: BranchInput) -> np.ndarray | None:
         with jax.enable_x64(True):  # noqa: FBT003
             block, V, width = reshaped(entry.block, log_factor), jnp.asarray(entry.V), jnp.asarray(entry.width)
-            draws = _draws(block, V, entry.nodes(seed=seed + 1), _wishart_factors(entry, seed), width)
-            return None if draws is None else np.asarray(_at_steps(block, V, draws, entry.nodes(seed=seed), width))
+            draws = _draws(block, V, entry.nodes(seed=1), _wishart_factors(entry), width)
+            return None if draws is None else np.asarray(_at_steps(block, V, draws, entry.nodes(), width))
 
     chosen = inputs[:: math.ceil(len(inputs) / INCREMENTS)]
     coefficients = [drawn for drawn in over_inputs(at_steps, chosen) if drawn is not None]
@@ -150,8 +148,8 @@ def _at_steps(block, V, draws, nodes, width):
     return jax.lax.map(polynomials, STEP * jnp.arange(-1.0, 2.0))
 
 
-def _wishart_factors(entry: BranchInput, seed: int) -> Float[np.ndarray, "draws m m"]:
+def _wishart_factors(entry: BranchInput) -> Float[np.ndarray, "draws m m"]:
     """Draws of lower triangular B with B Bᵀ ~ Wishart_m(n, I)/n."""
-    rng, tokens = np.random.default_rng([seed, entry.network, entry.branch]), len(entry.V)
+    rng, tokens = np.random.default_rng([0, entry.network, entry.branch]), len(entry.V)
     uniforms = rng.random((DRAWS, tokens * (tokens + 1) // 2))
     return wishart_factors(uniforms, tokens, entry.width) / np.sqrt(entry.width)

@@ -112,14 +112,6 @@ class LatentAttention(AbstractBranch):
         return self.with_changes(changes | other_masks(self.pattern))
 
     @property
-    def groups(self) -> int:
-        """Number of heads, each with keys and values of its own."""
-        return self.heads
-
-    def check_width(self, width: int) -> None:
-        """Sizes of heads are no fractions of the width: all widths are supported."""
-
-    @property
     def log2_nodes(self) -> int:
         """A node has all heads, whose mean has a smaller variance."""
         return max(9, 12 - self.heads.bit_length())

@@ -44,15 +44,7 @@ def other_masks(pattern: Pattern) -> dict[str, dict[str, Pattern]]:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """Probabilities of attention from q kᵀ.
-
-    Attributes:
-        temperature: τ of logits q kᵀ/(τ √d_k).
-        size: d_k.
-        pattern: which tokens each token attends to.
-        cap: c of logits c tanh(ℓ/c); None for no cap.
-        sink: a logit beside those of the keys, whose probability is lost; None for none.
-    """
+    """Probabilities of attention by the logits q kᵀ/(τ √`size`), with the cap and the sink of `SelfAttention`."""
 
     temperature: ArrayLike
     size: ArrayLike
@@ -168,17 +160,9 @@ def rotated_products(
     key_groups: int,
     keys: NetworkKeys,
 ) -> Products:
-    """Products of rotated queries and keys of `size` features, as a sum over the planes of rotation.
+    """Products of queries and keys of `size` rotated features, as a sum over the planes; see `plain_products`.
 
-    Arguments:
-        of_queries: L_q, see `plain_products`.
-        of_keys: L_k.
-        rotation: the rotation.
-        size: number of features, which are all rotated.
-        shared: number of heads in a group.
-        groups: number of groups.
-        key_groups: number of groups with keys of their own: `groups`, or 1 if all heads have one key.
-        keys: one key per network.
+    Groups of `shared` heads have keys of their own; with `key_groups` of 1 all heads have one key.
     """
     tokens, dtype = len(of_keys), of_keys.dtype
     positions = jnp.asarray(rotation.positions, dtype)

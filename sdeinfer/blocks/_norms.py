@@ -3,11 +3,9 @@
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from sdeinfer.covariance._batched import diagonal, matmul
-from sdeinfer.layers._keys import NetworkKeys
-from sdeinfer.layers._wishart import factor
+from sdeinfer.covariance._batched import diagonal
 
 type Norm = Literal["layer", "rms"] | None
 """LayerNorm, RMSNorm or no norm, without gains."""
@@ -32,17 +30,3 @@ def normalised_covariance(
         V = V - mean[:, None] * mean
     scale = 1 / jnp.sqrt(diagonal(V))
     return V * scale[:, None] * scale
-
-
-def normalised(
-    V: Float[Array, "m m 1 networks"],
-    norm: Norm,
-    *,
-    width: Int[Array, ""] | int,
-    keys: NetworkKeys,
-) -> Float[Array, "m m 1 networks"]:
-    """V̂ of tokens with uniformly random directions: their means are L z/√n with L Lᵀ = V and z of normals."""
-    if norm != "layer":
-        return normalised_covariance(V, norm)
-    z = keys.normals((len(V), 1, 1), V.dtype) / jnp.sqrt(jnp.asarray(width, V.dtype))
-    return normalised_covariance(V, norm, matmul(factor(V), z)[:, 0])

@@ -19,13 +19,7 @@ ATTENTIONS = (SelfAttention, LatentAttention)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockOrder:
-    """The blocks of a network in the order of the observed branches.
-
-    Attributes:
-        blocks: the blocks of one layer.
-        names: their names.
-        part: the number of the block of each branch.
-    """
+    """The blocks of one layer with their names, and the number of the block of each observed branch (`part`)."""
 
     blocks: tuple[Block, ...]
     names: tuple[str, ...]
@@ -46,11 +40,6 @@ class BlockOrder:
         """The gains and temperatures of the blocks, by the names of their sites such as "mlp.gain"."""
         branches = ((name, block.branch) for name, block in self.named())
         return {f"{name}.{branch.shape.name}": float(getattr(branch, branch.shape.name)) for name, branch in branches}
-
-    @property
-    def layers(self) -> int:
-        """Number of layers; the last may be without its last blocks."""
-        return -(-len(self.part) // len(self.blocks))
 
     @property
     def normed(self) -> tuple[str, ...]:
@@ -106,16 +95,11 @@ class BlockOrder:
                     "architecture: give the blocks in the order of the branches"
                 )
         seen = Pattern.in_attributes(data.attrs)
-        if order.has_attention and seen != order.pattern:
+        if "attention" in kinds and seen != order.pattern:
             raise InputError(
                 f"pattern: {order.pattern} in the architecture, {seen} in the data: give both the same si.Pattern"
             )
         return dataclasses.replace(order, part=part)
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether a block has attention."""
-        return any(block.branch.kind == "attention" for block in self.blocks)
 
     @property
     def pattern(self) -> Pattern:

@@ -72,18 +72,17 @@ class OneLineErrors(TyperGroup):
         del standalone_mode
         try:
             code = super().main(*args, standalone_mode=False, **extra)
+            sys.exit(code if isinstance(code, int) else 0)
         except UsageError as error:
-            typer.echo(f"sdeinfer: {error.format_message()}", err=True)
-            code = 2
+            message = error.format_message()
         except InputError as error:
-            typer.echo(f"sdeinfer: {error}", err=True)
-            code = 2
+            message = error
         except Exception as error:
             if not _out_of_memory(error):
                 raise
-            typer.echo(f"sdeinfer: not enough memory ({first_line(error)})", err=True)
-            code = 2
-        sys.exit(code if isinstance(code, int) else 0)
+            message = f"not enough memory ({first_line(error)})"
+        typer.echo(f"sdeinfer: {message}", err=True)
+        sys.exit(2)
 
 
 def _out_of_memory(error: Exception) -> bool:

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 
 Width = Annotated[int, typer.Option(help="width n of the networks", min=1)]
 Depth = Annotated[int, typer.Option(help="number of layers d", min=1)]
-Tokens = Annotated[int, typer.Option(help="number of tokens m, of each prompt", min=1)]
-LargestLogit = Annotated[float, typer.Option(help="leave out transitions whose softmax logits spread more than this")]
-Chains = Annotated[int, typer.Option(help="number of chains", min=1)]
-Draws = Annotated[int, typer.Option(help="draws of each chain after warmup", min=1)]
-Warmup = Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)]
 Seed = Annotated[int, typer.Option(help="seed of all random numbers", min=0, max=2**63 - 1)]
 
 
@@ -119,7 +114,7 @@ class Kind:
 class Start:
     """The initial tokens."""
 
-    tokens: Tokens = 4
+    tokens: Annotated[int, typer.Option(help="number of tokens m, of each prompt", min=1)] = 4
     norm: Annotated[float, typer.Option(help="norm ‖x‖/√n of the initial tokens")] = 1.6
     correlation: Annotated[float, typer.Option(help="correlation between the initial tokens")] = 0.0
 
@@ -196,10 +191,12 @@ class Fit:
     """Arguments of `fit`."""
 
     law: Annotated[Law, typer.Option(help="law of a layer: at the networks' width, or in the limit")] = "finite-width"
-    largest_logit: LargestLogit = LARGEST_LOGIT
-    chains: Chains = 4
-    draws: Draws = 1000
-    warmup: Warmup = 1000
+    largest_logit: Annotated[
+        float, typer.Option(help="leave out transitions whose softmax logits spread more than this")
+    ] = LARGEST_LOGIT
+    chains: Annotated[int, typer.Option(help="number of chains", min=1)] = 4
+    draws: Annotated[int, typer.Option(help="draws of each chain after warmup", min=1)] = 1000
+    warmup: Annotated[int, typer.Option(help="adaptation iterations of each chain", min=1)] = 1000
     fix: Annotated[
         list[str] | None, typer.Option(help="fix a sampled coordinate, as in tau0=1 or c_mean=0; may be repeated")
     ] = None

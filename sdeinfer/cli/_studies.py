@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,24 +13,8 @@ from sdeinfer.cli import _groups as flags
 from sdeinfer.cli._app import named_phase, say
 from sdeinfer.cli._groups import bounds_by, fixed_by, key_of, with_groups
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FIGURE_PATHS = 2048
 """Largest number of paths in the figure of a tuned layer."""
-
-
-SubjectTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="constraint, as in 'P(norm factor < 2) >= 0.95', of squared norms, or "
-        "'q95(largest correlation) <= 0.9'; may be repeated"
-    ),
-]
-Bounds = Annotated[
-    list[str] | None,
-    typer.Option(help="range of a free parameter, as in gamma=0.1:0.9; may be repeated"),
-]
 
 
 @with_groups
@@ -44,11 +28,19 @@ def tune_command(
         str | None, typer.Option(help="parameter or criterion, as in gamma or 'E[effective rank]'")
     ] = None,
     minimise: Annotated[str | None, typer.Option(help="the same, to be minimised; one of the two is needed")] = None,
-    subject_to: SubjectTo = None,
+    subject_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="constraint, as in 'P(norm factor < 2) >= 0.95', of squared norms, or "
+            "'q95(largest correlation) <= 0.9'; may be repeated"
+        ),
+    ] = None,
     fix: Annotated[
         list[str] | None, typer.Option(help="fix a parameter that is not tuned, as in tau0=1; may be repeated")
     ] = None,
-    bound: Bounds = None,
+    bound: Annotated[
+        list[str] | None, typer.Option(help="range of a free parameter, as in gamma=0.1:0.9; may be repeated")
+    ] = None,
     law: Annotated[
         Literal["finite-width", "limit"], typer.Option(help="law of the networks: at their width, or in the limit")
     ] = "finite-width",
@@ -58,6 +50,7 @@ def tune_command(
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("tuned"),
 ) -> None:
     """Choose γ, τ0 or c± for stated properties. What --fix does not name is free, within --bound."""
+    from sdeinfer.report._tuned import tuned_figures
     from sdeinfer.tuning import parse_constraint, parse_criterion
 
     most, least = (None if text is None else parse_criterion(text) for text in (maximise, minimise))
@@ -79,21 +72,13 @@ def tune_command(
             step=step,
             key=key_of(seed, 0),
         )
-        drawn = _write_tuned(tuned, folder, paths=min(paths, FIGURE_PATHS), seed=seed)
+        named_phase("drawing the figure")
+        drawn = tuned_figures(tuned, paths=min(paths, FIGURE_PATHS), key=key_of(seed, 1))
+        named_phase("writing the report")
+        tuned.write(folder / "tuned.json")
+        si.report.write_figures(drawn, folder / "figures")
+        command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
+        si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
     say(str(tuned))
     say("error: of Monte Carlo; at_end: at an end of its range; active: this goal limits the answer")
     say(f"written to {out}: report.html, tuned.json{', figures/' if drawn else ''}")
-
-
-def _write_tuned(tuned: "si.Tuned", folder: Path, *, paths: int, seed: int) -> dict[str, "Figure"]:
-    """Write the result, its figures, which are returned, and its page."""
-    from sdeinfer.report._tuned import tuned_figures
-
-    named_phase("drawing the figure")
-    drawn = tuned_figures(tuned, paths=paths, key=key_of(seed, 1))
-    named_phase("writing the report")
-    tuned.write(folder / "tuned.json")
-    si.report.write_figures(drawn, folder / "figures")
-    command = shlex.join(["uv", "run", "sdeinfer", *sys.argv[1:]])
-    si.report.write_tuned(tuned, drawn, folder / "report.html", command=command)
-    return drawn

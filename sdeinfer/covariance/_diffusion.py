@@ -11,21 +11,19 @@ Why: Q diagonalises V (to I) and the centred covariance together: with C = H V H
 
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import matmul, total, transpose
-from sdeinfer.covariance._factors import cholesky_of, eigh_of, log_volume_of, whiten_by
+from sdeinfer.covariance._factors import FactoredCovariance, cholesky_of, eigh_of, whiten_by
 from sdeinfer.covariance._matrix import pairs
 from sdeinfer.covariance._pattern import EVERY_TOKEN, Pattern
 from sdeinfer.covariance._pattern_noise import PatternSpectrum, pattern_spectrum
 
 
-class Spectrum(eqx.Module):
+class Spectrum(FactoredCovariance):
     """The coordinates Q of one V, or of stacks: L, and the eigenvectors U and eigenvalues δ of Lᵀ H_m L."""
 
-    cholesky: Float[Any, "... m m"]
     rotation: Float[Any, "... m m"]
     delta: Float[Any, "... m"]
 
@@ -37,16 +35,6 @@ class Spectrum(eqx.Module):
         """Q Z Qᵀ: the inverse of `whiten`."""
         Q = self.cholesky @ self.rotation
         return Q @ Z @ Q.mT
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens m."""
-        return self.cholesky.shape[-1]
-
-    @property
-    def log_volume(self) -> Float[Array | np.ndarray, "..."]:
-        """Σ_i log L_ii = ½ log det V."""
-        return log_volume_of(self.cholesky)
 
     @property
     def mixing(self) -> Float[Array | np.ndarray, "... p"]:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,10 +61,21 @@ def whiten_by[T: (Array, np.ndarray)](L: Float[T, "... m m"], S: Float[T, "... m
     return (Z + Z.mT) / 2
 
 
-def log_volume_of[T: (Array, np.ndarray)](L: Float[T, "... m m"]) -> Float[T, "..."]:
-    """Σ_i log L_ii."""
-    xp = L.__array_namespace__()
-    return xp.log(xp.diagonal(L, axis1=-2, axis2=-1)).sum(axis=-1)
+class FactoredCovariance(eqx.Module):
+    """V = LLᵀ by its Cholesky factor, or stacks."""
+
+    cholesky: Float[Any, "... m m"]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens m."""
+        return self.cholesky.shape[-1]
+
+    @property
+    def log_volume(self) -> Float[Any, "..."]:
+        """Σ_i log L_ii = ½ log det V."""
+        xp = self.cholesky.__array_namespace__()
+        return xp.log(xp.diagonal(self.cholesky, axis1=-2, axis2=-1)).sum(axis=-1)
 
 
 def factor_on_host(V: np.ndarray) -> np.ndarray:

@@ -9,12 +9,11 @@ import functools
 import math
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
 
 from sdeinfer.covariance._batched import matmul, transpose
-from sdeinfer.covariance._factors import cholesky_of, eigh_of, inverse_lower, log_volume_of, whiten_by
+from sdeinfer.covariance._factors import FactoredCovariance, cholesky_of, eigh_of, inverse_lower, whiten_by
 from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern import Pattern, centring
 
@@ -35,24 +34,18 @@ def overlap[T: (Array, np.ndarray)](pattern: Pattern, tokens: int, F: Float[T, "
     return transpose(matmul(selected, transpose(matmul(selected, F * F))))
 
 
-class PatternSpectrum(eqx.Module):
+class PatternSpectrum(FactoredCovariance):
     """The coordinates of V in which Σ(V) is diagonal for any attention pattern; the counterpart of `Spectrum`.
 
     In the coordinates L⁻¹ dV L⁻ᵀ, with off-diagonal entries scaled by √2, Σ_lin is the identity and 𝒜 a p×p matrix.
     Along its eigenvectors (`rotation`; `mixing` are the eigenvalues) the noise is independent for every a and κ².
     """
 
-    cholesky: Float[Any, "... m m"]
     rotation: Float[Any, "... p p"]
     mixing: Float[Any, "... p"]
 
-    @property
-    def tokens(self) -> int:
-        """The number of tokens m."""
-        return self.cholesky.shape[-1]
-
     def whiten[T: (Array, np.ndarray)](self, S: Float[T, "... m m"]) -> Float[T, "... m m"]:
-        """The coordinates of a symmetric S, as a symmetric matrix; `Diffusion.std` scales its entries."""
+        """The coordinates of a symmetric S, as a symmetric matrix."""
         root = _root(self.tokens, self.cholesky.dtype)
         packed = vech(whiten_by(self.cholesky, S)) / root
         return unvech(root * (packed[..., None, :] @ self.rotation)[..., 0, :])
@@ -69,11 +62,6 @@ class PatternSpectrum(eqx.Module):
         entries = unvech(root * self.rotation.mT)
         L, inverse = self.cholesky[..., None, :, :], inverse_lower(self.cholesky)[..., None, :, :]
         return inverse.mT @ entries @ inverse / 2, L @ entries @ L.mT
-
-    @property
-    def log_volume(self) -> Float[Array | np.ndarray, "..."]:
-        """Σ_i log L_ii = ½ log det V."""
-        return log_volume_of(self.cholesky)
 
 
 def pattern_spectrum(pattern: Pattern, V: Float[Any, "... m m"]) -> PatternSpectrum:

@@ -4,10 +4,10 @@ from ._check import check as check
 from ._consequences import consequences as consequences
 from ._consequences import innovation_tests as innovation_tests
 from ._identification import identification as identification
-from ._posterior import fitted_data as fitted_data
 from ._predictive import at_last_layer as at_last_layer
 from ._predictive import distance_from_theory as distance_from_theory
 from ._predictive import left_out_transforms as left_out_transforms
+from ._residuals import fitted_data as fitted_data
 from ._summary import known_truth as known_truth
 from ._summary import summarise as summarise
 from ._verdict import Check as Check

@@ -19,18 +19,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from sdeinfer.covariance._pattern import EVERY_TOKEN
+from sdeinfer.covariance._pattern import EVERY_TOKEN, Pattern
+from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._identification import contractions_of
-from sdeinfer.diagnostics._posterior import with_chains
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import (
-    COMPARED_FORMS,
-    COMPARED_TRANSITIONS,
-    EVIDENCE,
-    LARGEST_MOVE,
-    SIMULATED_SETS,
-)
+from sdeinfer.diagnostics._summary import identified_of, with_chains
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._expansion import minimum
 from sdeinfer.infer._mode import LARGEST_COORDINATE, LAST_STEP
@@ -75,16 +68,13 @@ def alternatives(
     Returns:
         The architectures, the best first, among them the fitted one with evidence 0.
     """
-    return alternatives_of(Residuals(with_chains(post), data, kind), dispersion)
-
-
-def alternatives_of(residuals: Residuals, dispersion: float) -> list[Alternative]:
-    """The result of `alternatives`."""
-    data, kind = residuals.data, residuals.known_kind
-    transitions, kinds = any_transitions(data).thinned(COMPARED_TRANSITIONS), [kind, *neighbours(kind, data)]
+    residuals = Residuals(with_chains(post), data, kind)
+    transitions, kinds = any_transitions(data).thinned(bounds.COMPARED_TRANSITIONS), [kind, *neighbours(kind, data)]
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each.
-    sample = transitions.thinned(max(1, COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2)))
+    sample = transitions.thinned(
+        max(1, bounds.COMPARED_FORMS // (transitions.tokens**3 * (transitions.tokens + 1) // 2))
+    )
     cheap = [other for other in kinds if sample is transitions or other.pattern in (kind.pattern, EVERY_TOKEN)]
     dear = [other for other in kinds if other not in cheap]
     fits = _fitted(transitions, cheap, residuals, dispersion=dispersion)
@@ -97,9 +87,9 @@ def _fitted(
 ) -> list[Alternative]:
     """Architectures fitted to some transitions, with their evidence against the first one."""
     statistics = _statistics(path, kinds)
-    modes = [_mode(kind, statistics[kind], residuals, dispersion=dispersion) for kind in kinds]
+    modes = [_mode(kind, statistics, residuals, dispersion=dispersion) for kind in kinds]
     evidence = np.array([value for _, value in modes]) - modes[0][1]
-    if (better := evidence > EVIDENCE).any():
+    if (better := evidence > bounds.EVIDENCE).any():
         mean, sd = log_ratios(path, kinds, residuals.law, [u for u, _ in modes])
         evidence[better] -= np.maximum(mean + 3 * sd, 0.0)[better] / dispersion
     fits = []
@@ -110,13 +100,12 @@ def _fitted(
     return fits
 
 
-def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[AbstractLayer, PathStatistics]:
-    """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each architecture's pattern."""
-    of_pattern = {
+def _statistics(path: Path, kinds: Sequence[AbstractLayer]) -> dict[Pattern, PathStatistics]:
+    """Sufficient statistics of transitions, as NumPy arrays, in the coordinates of each pattern."""
+    return {
         pattern: jax.tree.map(np.asarray, path_statistics(dataclasses.replace(path, pattern=pattern), pooled=True))
         for pattern in {kind.pattern for kind in kinds}
     }
-    return {kind: of_pattern[kind.pattern] for kind in kinds}
 
 
 def log_ratios(
@@ -127,13 +116,13 @@ def log_ratios(
     The layers start where the transitions do; both are 0 if they cannot be drawn.
     """
     starts, width = path.starts(slice(None)), path.width[path.network]
-    ratios = np.zeros((SIMULATED_SETS, len(kinds)))
-    for replicate, key in enumerate(jr.split(jr.key(0), SIMULATED_SETS)):
+    ratios = np.zeros((bounds.SIMULATED_SETS, len(kinds)))
+    for replicate, key in enumerate(jr.split(jr.key(0), bounds.SIMULATED_SETS)):
         ends = sample_layer(kinds[0].with_coordinates(modes[0]), starts, width=width, key=key)
         if ends is None:
             return ratios[0], ratios[0]
         statistics = _statistics(path.between(starts, ends, width), kinds)
-        densities = [_densities(kind, u[None], law, statistics[kind])[0] for kind, u in zip(kinds, modes, strict=True)]
+        densities = [_densities(kind, u[None], law, statistics)[0] for kind, u in zip(kinds, modes, strict=True)]
         ratios[replicate] = np.array(densities) - densities[0]
     return ratios.mean(axis=0), ratios.std(axis=0, ddof=1)
 
@@ -158,7 +147,7 @@ def neighbours(kind: AbstractLayer, data: xr.Dataset) -> list[AbstractLayer]:
 
 
 def _mode(
-    kind: AbstractLayer, statistics: PathStatistics, residuals: Residuals, *, dispersion: float
+    kind: AbstractLayer, statistics: Mapping[Pattern, PathStatistics], residuals: Residuals, *, dispersion: float
 ) -> tuple[np.ndarray, float]:
     """The mode from the fitted values of the common coordinates, and the evidence there."""
     names = kind.coordinates.sampled
@@ -186,9 +175,13 @@ def _mode(
 
 
 def _densities(
-    kind: AbstractLayer, u: Float[np.ndarray, "points coordinates"], law: str, statistics: PathStatistics
+    kind: AbstractLayer,
+    u: Float[np.ndarray, "points coordinates"],
+    law: str,
+    by_pattern: Mapping[Pattern, PathStatistics],
 ) -> Float[np.ndarray, " points"]:
     """Log density of the data by an architecture at some points, without terms that are not the package's."""
+    statistics = by_pattern[kind.pattern]
     laws = laws_on_host(kind, u, statistics.widths, law)
     limit = laws.limit
     terms = limit.attention_drift, limit.relu_drift, limit.linear_noise, limit.attention_noise
@@ -205,7 +198,8 @@ def check_alternatives(residuals: Residuals) -> Check:
     names, contractions = identified_of(residuals.tree), contractions_of(residuals)
     sd = {name: float(residuals.draws[name].values.std(ddof=1)) for name in names}
     known = {name for name in names if name not in contractions or contractions[name].passed}
-    return check_candidates(alternatives_of(residuals, residuals.sums.dispersion), kind, sd=sd, known=known)
+    candidates = alternatives(residuals.tree, residuals.data, kind, dispersion=residuals.sums.dispersion)
+    return check_candidates(candidates, kind, sd=sd, known=known)
 
 
 def check_candidates(
@@ -219,10 +213,10 @@ def check_candidates(
     best, advice, notes, assumed = 0.0, "", [], {}
     for candidate in candidates:
         change = _change(candidate, fitted, sd=sd, known=known)
-        if candidate.evidence < -EVIDENCE or not change:
+        if candidate.evidence < -bounds.EVIDENCE or not change:
             continue
         description = f"{kind_in_words(candidate.architecture)} ({change})"
-        if candidate.evidence <= EVIDENCE:
+        if candidate.evidence <= bounds.EVIDENCE:
             notes.append(f"these data do not exclude {description}")
             other_sizes = ", ".join(different_sizes(candidate.architecture, kind))
             differences = dict.fromkeys(different_sizes(kind, candidate.architecture), f"{other_sizes}: {change}")
@@ -231,7 +225,7 @@ def check_candidates(
             best = candidate.evidence
             remedy = f"check the network's code, or fit by architecture={call_of(candidate.architecture)}"
             advice = f"{description} fits better, by a log evidence of {best:.2g}: {remedy}"
-    verdict = at_most("architecture", "evidence for another architecture", best, EVIDENCE, advice)
+    verdict = at_most("architecture", "evidence for another architecture", best, bounds.EVIDENCE, advice)
     in_order = (kind_in_words(kind), *sizes_in_words(kind).values())
     assumed = {words: assumed[words] for words in in_order if words in assumed}
     return Check((verdict,), notes=tuple(notes), assumed=assumed)
@@ -245,10 +239,10 @@ def _change(candidate: Alternative, fitted: Alternative, *, sd: Mapping[str, flo
     lacks = [name for name in fitted.values if name in known and sd[name] > 0 and name not in candidate.values]
     if lacks:
         return f"without {lacks[0]}"
-    kind, other, better = fitted.architecture, candidate.architecture, candidate.evidence > EVIDENCE
+    kind, other, better = fitted.architecture, candidate.architecture, candidate.evidence > bounds.EVIDENCE
     shared = [name for name in candidate.values if name in fitted.values and sd.get(name, 0.0) > 0]
     moves = {name: abs(candidate.values[name] - fitted.values[name]) / sd[name] for name in shared}
-    far = {name for name, move in moves.items() if move > LARGEST_MOVE and (name in known or better)}
+    far = {name for name, move in moves.items() if move > bounds.LARGEST_MOVE and (name in known or better)}
     # Another mask changes what later tokens do, also where the parameters are the same.
     masked = better and other.name == kind.name and other.sizes.get("pattern") != kind.sizes.get("pattern")
     if not (far or masked):

@@ -13,6 +13,7 @@ from sdeinfer._arguments import checked
 from sdeinfer._progress import phase, with_progress_line
 from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._alternatives import check_alternatives
+from sdeinfer.diagnostics._assumptions import check_shared_noise, check_shortcuts, check_skewness, check_unlike_layers
 from sdeinfer.diagnostics._branch_tests import check_increments
 from sdeinfer.diagnostics._consequences import (
     check_conflict,
@@ -22,15 +23,10 @@ from sdeinfer.diagnostics._consequences import (
     check_scatter,
 )
 from sdeinfer.diagnostics._identification import contractions_by_draws, contractions_of
-from sdeinfer.diagnostics._networks import check_shared_noise
-from sdeinfer.diagnostics._one_layer import check_unlike_layers
-from sdeinfer.diagnostics._posterior import require_groups, with_chains
 from sdeinfer.diagnostics._predictive import check_last_layer
 from sdeinfer.diagnostics._range import check_range, cold_draws
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._shortcut import check_shortcuts
-from sdeinfer.diagnostics._skewness import check_skewness
-from sdeinfer.diagnostics._summary import constants_of, identified_of, summarise
+from sdeinfer.diagnostics._summary import constants_of, identified_of, require_groups, summarise, with_chains
 from sdeinfer.diagnostics._verdict import Check, at_least, at_most, together
 from sdeinfer.infer._assume import placed
 from sdeinfer.layers import AbstractLayer
@@ -136,7 +132,8 @@ def check_covariances(residuals: Residuals) -> Check:
     """The verdicts on layers, other architectures and the range of the law."""
     if residuals.kind is not None:
         require_groups(residuals.tree, "layers")
-    tests = LAYER_TESTS if residuals.known else (check_unknown_layers, check_range)
+    known = residuals.every_layer and residuals.kind is not None
+    tests = LAYER_TESTS if known else (check_unknown_layers, check_range)
     return together(test(residuals) for test in (*tests, check_left_out))
 
 

@@ -13,19 +13,10 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
+from sdeinfer.diagnostics import _thresholds as bounds
 from sdeinfer.diagnostics._innovations import DIRECTIONS, OMISSIONS, inverse_of
-from sdeinfer.diagnostics._posterior import has_prior
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import (
-    FLAT_PRECISION,
-    LARGEST_MOVE,
-    LEVEL,
-    MISFIT_EFFECT,
-    PRIOR_CONFLICT,
-    SCATTER_RATIO,
-    TESTED_PRIOR_SD,
-)
+from sdeinfer.diagnostics._summary import has_prior, identified_of
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._program import PATH
@@ -112,7 +103,7 @@ def _precision_besides(residuals: Residuals) -> Float[np.ndarray, " coordinates"
 def significant_moves(residuals: Residuals) -> pd.DataFrame:
     """The rows of significant misfits."""
     tests = moves_of(residuals).drop(index=[*OMISSIONS, SCATTER], errors="ignore")
-    return tests.loc[tests["p"] * len(tests) < LEVEL]
+    return tests.loc[tests["p"] * len(tests) < bounds.LEVEL]
 
 
 def check_conflict(residuals: Residuals) -> Check:
@@ -128,15 +119,15 @@ def check_conflict(residuals: Residuals) -> Check:
     sums, identified, conflicts = residuals.sums, identified_of(residuals.tree), []
     for place, (name, parameter) in enumerate(residuals.coordinates.items()):
         mean, sd = residuals.priors[name]
-        if name not in identified or sd > TESTED_PRIOR_SD:
+        if name not in identified or sd > bounds.TESTED_PRIOR_SD:
             continue
-        precision = np.where(np.arange(len(residuals.free)) == place, FLAT_PRECISION, residuals.precision)
+        precision = np.where(np.arange(len(residuals.free)) == place, bounds.FLAT_PRECISION, residuals.precision)
         variance = residuals.covariance(sums.information, precision)[place, place]
         move = variance * sums.score[place]
         centre = float(np.mean(parameter.to_real(residuals.draws[name].values)))
         distance = abs(centre + move - mean) / np.sqrt(variance + sd**2)
         moved = abs(move) / residuals.sds[place]
-        if distance > PRIOR_CONFLICT and moved > LARGEST_MOVE:
+        if distance > bounds.PRIOR_CONFLICT and moved > bounds.LARGEST_MOVE:
             prior, fitted = (float(parameter.from_real(np.float64(x))) for x in (mean, centre))
             advice = (
                 f"the prior of {name}, about {prior:.3g}, contradicts the data, which pull it "
@@ -146,7 +137,7 @@ def check_conflict(residuals: Residuals) -> Check:
     if not conflicts:
         return Check()
     _, moved, advice = min(conflicts, key=lambda conflict: conflict[0])  # a tight prior of one moves the others too
-    return Check((at_most("calibrated", "prior against data, posterior sds", moved, LARGEST_MOVE, advice),))
+    return Check((at_most("calibrated", "prior against data, posterior sds", moved, bounds.LARGEST_MOVE, advice),))
 
 
 def check_finite_width(residuals: Residuals) -> Check:
@@ -156,21 +147,24 @@ def check_finite_width(residuals: Residuals) -> Check:
         return Check()
     largest, moved = _largest(rows)
     advice = f"the limit's law leaves out what moves {moved} by {largest:.2g} posterior sds: fit by law='finite-width'"
-    return Check((at_most("agrees with the theory", "finite width, posterior sds", largest, LARGEST_MOVE, advice),))
+    return Check(
+        (at_most("agrees with the theory", "finite width, posterior sds", largest, bounds.LARGEST_MOVE, advice),)
+    )
 
 
 def check_misfit(residuals: Residuals) -> Check:
     """The verdict on layers that are clearly of something else, by the most significant of the large effects."""
     rows = significant_moves(residuals)
     effects, (largest, worst, move) = rows["effect"].abs(), _largest_move(rows)
-    notes = (f"{move}; it is seen and does not matter",) if worst and largest <= LARGEST_MOVE else ()
-    large = rows.loc[effects > MISFIT_EFFECT]
-    if large.empty:
-        smaller = max(effects, default=0.0)
-        return Check((at_most("calibrated", "misfit of the layers", smaller, MISFIT_EFFECT, ""),), notes=notes)
-    name = str(large["p"].idxmin())
-    advice = f"not layers of a shaped {residuals.known_kind.name}, by {name}: {DIRECTIONS[name]}"
-    return Check((at_most("calibrated", "misfit of the layers", effects[name], MISFIT_EFFECT, advice),), notes=notes)
+    notes = (f"{move}; it is seen and does not matter",) if worst and largest <= bounds.LARGEST_MOVE else ()
+    large = rows.loc[effects > bounds.MISFIT_EFFECT]
+    effect, advice = max(effects, default=0.0), ""
+    if len(large):
+        name = str(large["p"].idxmin())
+        effect = effects[name]
+        advice = f"not layers of a shaped {residuals.known_kind.name}, by {name}: {DIRECTIONS[name]}"
+    verdict = at_most("calibrated", "misfit of the layers", effect, bounds.MISFIT_EFFECT, advice)
+    return Check((verdict,), notes=notes)
 
 
 def check_move(residuals: Residuals) -> Check:
@@ -180,7 +174,7 @@ def check_move(residuals: Residuals) -> Check:
         by_limit = residuals.law == "limit"
         remedy = "fit by law='finite-width'" if by_limit else "check the architecture and its sizes"
         advice += f"; {DIRECTIONS[worst]}: {remedy}"
-    return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, LARGEST_MOVE, advice),))
+    return Check((at_most("calibrated", "move by the misfit, posterior sds", largest, bounds.LARGEST_MOVE, advice),))
 
 
 def check_scatter(residuals: Residuals) -> Check:
@@ -195,7 +189,7 @@ def check_scatter(residuals: Residuals) -> Check:
         "parameters, as by `models.hierarchical`"
     )
     # Two standard errors of a standard deviation by so many networks are allowed.
-    bound = SCATTER_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
+    bound = bounds.SCATTER_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
     return Check((at_most("calibrated", "scatter of networks", largest, bound, advice),))
 
 

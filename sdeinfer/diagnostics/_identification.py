@@ -8,9 +8,8 @@ import pandas as pd
 import xarray as xr
 from arviz_stats.psense import psense
 
-from sdeinfer.diagnostics._posterior import has_prior
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._summary import draws_of, identified_of
+from sdeinfer.diagnostics._summary import draws_of, has_prior, identified_of
 from sdeinfer.diagnostics._thresholds import CONTRACTION, FLAT_PRECISION, LARGEST_REMEDY, TARGET_SD
 from sdeinfer.diagnostics._verdict import Verdict, at_least
 from sdeinfer.infer._settings import ADJUSTED_LIKELIHOOD

@@ -27,7 +27,7 @@ from sdeinfer.covariance._matrix import pairs, unvech, vech
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.diagnostics._thresholds import LARGEST_INNOVATION
 from sdeinfer.infer import innovations, law_at
-from sdeinfer.infer._innovations import Innovations, LawAt, mean_and_variance
+from sdeinfer.infer._innovations import Innovations, LawAt
 from sdeinfer.infer._sandwich import omitted_order
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._transitions import Path
@@ -167,7 +167,7 @@ def omitted_weights(path: Path, batch: Innovations, law: LawAt, *, tau0: float, 
     width = (zero, zero)
     if exact is not None:
         number = path.width_index(law.widths, batch.transitions)
-        fitted, whole = (mean_and_variance(batch.terms, x.moments.at(number)) for x in (law, exact))
+        fitted, whole = (x.moments.at(number).mean_and_variance(batch.terms) for x in (law, exact))
         width = ((whole[0] - fitted[0]) / batch.sd, whole[1] / fitted[1] - 1)
     mean, variance = (np.stack(part, axis=-1) for part in zip(softmax, width, strict=True))
     return mean, variance

@@ -12,8 +12,8 @@ from arviz_stats.base.array import array_stats
 from jaxtyping import Float
 from scipy.stats import kstest, ttest_ind, wasserstein_distance
 
-from sdeinfer.diagnostics._posterior import require_groups
 from sdeinfer.diagnostics._residuals import Residuals
+from sdeinfer.diagnostics._summary import require_groups
 from sdeinfer.diagnostics._thresholds import FEWEST_NETWORKS, FEWEST_SMOOTHED, FLOORS, LEVEL, NO_DRAW_LEVEL
 from sdeinfer.diagnostics._verdict import Check, at_least, at_most
 from sdeinfer.infer._predictive import last_layer, law_of_predictions

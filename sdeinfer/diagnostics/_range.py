@@ -64,16 +64,15 @@ def cold_draws(residuals: Residuals) -> dict[str, Verdict]:
     temperatures = [draws[name].values for name in residuals.temperatures if name in draws and draws[name].ndim == 2]
     bound = mean_spread(logit_scale(residuals.data)[used_of(residuals.data)]) / LARGEST_LOGIT
     probability = float(np.mean(np.min(temperatures, axis=0) < bound)) if temperatures else 0.0
-
-    def verdict(name: str) -> Verdict:
+    verdicts = {}
+    for name in residuals.temperatures:
         advice = (
             f"the data do not exclude {name} below {bound:.2g}, where the softmax leaves the law's range and "
             f"gamma is smaller: give {name} a narrower prior, or take smaller tokens or wider networks"
         )
         row = f"{name} out of range, probability"
-        return at_most("identified", row, probability, bounds.COLD_PROBABILITY, advice)
-
-    return {name: verdict(name) for name in residuals.temperatures}
+        verdicts[name] = at_most("identified", row, probability, bounds.COLD_PROBABILITY, advice)
+    return verdicts
 
 
 def excluded_layers(residuals: Residuals, spread: np.ndarray) -> dict[str, float] | None:

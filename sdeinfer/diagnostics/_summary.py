@@ -1,4 +1,4 @@
-"""The parameters of a posterior, and the summary of each.
+"""A posterior: its groups and its axis of chains, its parameters, and the summary of each.
 
 Tests: `tests/diagnostics/test_check.py`.
 """
@@ -69,6 +69,25 @@ def _of_halves(draws: xr.Dataset) -> Any:
 def with_chain(draws: xr.Dataset) -> xr.Dataset:
     """Draws with their axis of chains, which the selection of one chain leaves out."""
     return draws.expand_dims("chain") if "chain" in draws.coords and "chain" not in draws.dims else draws
+
+
+def with_chains(post: xr.DataTree) -> xr.DataTree:
+    """A posterior with its axis of chains, also where one chain was selected, as by `post.isel(chain=0)`."""
+    tree = xr.DataTree.from_dict({name: with_chain(group.to_dataset()) for name, group in post.children.items()})
+    tree.attrs = dict(post.attrs)
+    return tree
+
+
+def has_prior(post: xr.DataTree) -> bool:
+    """Whether a posterior has draws of its prior; a selection of chains may leave none."""
+    return "prior" in post.children and bool(post["prior"].sizes["chain"] * post["prior"].sizes["draw"])
+
+
+def require_groups(post: xr.DataTree, *names: str) -> None:
+    """Raise an InputError where a tree has not the groups of a fit."""
+    missing = [name for name in names if name not in post.children]
+    if missing:
+        raise InputError(f"post: a result of `fit` is needed; this one has no group {', '.join(missing)}")
 
 
 def parameters_of(post: xr.DataTree) -> list[str]:

@@ -19,28 +19,29 @@ from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._grouped import Grouped
 from sdeinfer.infer._latent import Latent
 from sdeinfer.infer._networks import Networks
-from sdeinfer.infer._problem import pose
+from sdeinfer.infer._problem import AbstractProblem
 from sdeinfer.infer._settings import Law
 from sdeinfer.layers import AbstractLayer, template
-from sdeinfer.layers._templates import ARCHITECTURES, architecture_in, check_fittable, is_named, masked_as
+from sdeinfer.layers._templates import architecture_in, check_fittable, is_named, masked_as
 from sdeinfer.likelihood import AbstractModel, with_pattern
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import EveryLayer, GroupModel, LatentLayers
 from sdeinfer.observation._dataset import INCOMPLETE, TOKENS, validate_labels
 
-pose.register(pose_branches)
 
-
-@pose.register
-def pose_covariances(
+@functools.singledispatch
+def pose(
     model: AbstractModel,
     data: xr.Dataset,
     *,
     architecture: str | AbstractLayer | type[AbstractLayer] | None,
     law: Law,
     prior: Mapping[str, Any] | None = None,
-) -> tuple[xr.Dataset, AbstractCovariances]:
-    """Validate the labels of covariances for a model, not their values; return its part of them, and the problem."""
+) -> tuple[xr.Dataset, AbstractProblem]:
+    """The model's part of valid data, and the problem of fitting it; of covariances the labels alone are validated.
+
+    A model of other data registers a function here.
+    """
     data, kind = model.select(validate_labels(data)), None
     if model.takes_architecture or architecture is not None or architecture_in(data.attrs) is not None:
         kind = architecture_of(data, architecture)
@@ -62,6 +63,9 @@ def pose_covariances(
     return masked(data, problem.kind, law, model), problem
 
 
+pose.register(pose_branches)
+
+
 def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[AbstractLayer] | None) -> AbstractLayer:
     """The architecture to fit, by its own sizes and mask, or by those of the data if these have its name."""
     if architecture is not None and not isinstance(architecture, str):
@@ -70,12 +74,8 @@ def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[A
         could_have_one = is_named(kind) and kind.pattern.everything
         return masked_as(kind, Pattern.in_attributes(data.attrs)) if could_have_one else kind
     if architecture is None or architecture == data.attrs.get("architecture"):
-        kind = architecture_in(data.attrs)
-    else:
-        kind = masked_as(template(architecture), Pattern.in_attributes(data.attrs))
-    if kind is None:
-        raise InputError(f"architecture: the data do not name it; choose one of {', '.join(ARCHITECTURES)}, or a layer")
-    return kind
+        return Assumptions(architecture_in(data.attrs)).kind
+    return masked_as(template(architecture), Pattern.in_attributes(data.attrs))
 
 
 def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:

@@ -46,11 +46,11 @@ class Branches(AbstractProblem):
             "coefficients": labelled_coefficients(np.asarray(prepared.networks.coefficients), self.order, data),
         }
 
-    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+    def attributes(self, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         del labels
         path, order = prepared.networks, self.order
         return {
-            **{name: value for name, value in data.attrs.items() if name not in (MEASURED, BLOCKS)},
+            **{name: value for name, value in prepared.data.attrs.items() if name not in (MEASURED, BLOCKS)},
             **attributes_of_blocks(order),
             **{f"declared_{name}": value for name, value in (order.strengths | order.shapes).items()},
             **{f"fixed_{name}": prior.value for name, prior in path.prior if isinstance(prior.value, float)},
@@ -71,14 +71,10 @@ def pose_branches(
         raise InputError(f"data: {model.name} takes increments of branches, as of si.observe_branches")
     data = validate_branches(data)
     measured = architecture is None and data.attrs.get(MEASURED) == 1.0
-    architecture = _blocks_in(data) if architecture is None else architecture
+    if architecture is None and NO_BLOCKS in data.attrs:
+        raise InputError(f"architecture: no blocks describe the network ({data.attrs[NO_BLOCKS]}): give its si.Stack")
+    if architecture is None and BLOCKS in data.attrs:
+        architecture = stack_in(data.attrs)
     if not isinstance(architecture, AbstractLayer):
         raise InputError("architecture: a si.blocks.Block, or a si.Stack of the blocks of a layer, is needed")
     return data, Branches(model, BlockOrder.of_data(architecture, data), prior or {}, measured)
-
-
-def _blocks_in(data: xr.Dataset) -> AbstractLayer | None:
-    """The blocks that a Dataset describes; None without a description."""
-    if NO_BLOCKS in data.attrs:
-        raise InputError(f"architecture: no blocks describe the network ({data.attrs[NO_BLOCKS]}): give its si.Stack")
-    return stack_in(data.attrs) if BLOCKS in data.attrs else None

@@ -8,13 +8,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Int, PRNGKeyArray, PyTree
 
 from sdeinfer._progress import phase
 from sdeinfer.infer._chains import Draws
-from sdeinfer.infer._densities import adjustment_of, densities_of_data, log_likelihoods
+from sdeinfer.infer._densities import adjustment_of, log_likelihoods
 from sdeinfer.infer._measures import Measure, attention_bend, attention_growth, logit_spread, relu_growth, rounding
 from sdeinfer.infer._mode import Pilot
 from sdeinfer.infer._predictive import affordable_draws, labelled_predictions, predict, with_numbers
@@ -111,8 +112,9 @@ class AbstractCovariances(AbstractProblem):
 
     def label(self, labels: Labels, prepared: Prepared, before: Sites, draws: Draws) -> dict[str, xr.Dataset]:
         networks, groups = prepared.networks, super().label(labels, prepared, before, draws)
-        if adjustment_of(networks) is not None:
-            of_data = log_likelihoods(self.model, densities_of_data(networks), draws.samples, draws.layers)
+        if (adjustment := adjustment_of(networks)) is not None:
+            of_networks = networks.with_adjustment(jax.device_put(adjustment.of_densities()))
+            of_data = log_likelihoods(self.model, of_networks, draws.samples, draws.layers)
             groups[ADJUSTED_LIKELIHOOD] = groups["log_likelihood"]
             groups["log_likelihood"] = labels.of_densities(of_data)
         if self.kind is not None and draws.layers is not None:
@@ -125,15 +127,15 @@ class AbstractCovariances(AbstractProblem):
             )
         return groups
 
-    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+    def attributes(self, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         of_all = {name: draws.samples[name] for name in draws.log_prior if labels.of_all(name)}
         # The data may come from layers of other sizes than those that are fitted.
         entries = {
-            **{str(name): value for name, value in data.attrs.items() if name not in SIZES},
+            **{str(name): value for name, value in prepared.data.attrs.items() if name not in SIZES},
             **({"architecture": "none"} if self.kind is None else attributes_of_layer(self.kind)),
             **{f"fixed_{name}": value for name, value in self.assumptions.fixed.items()},
             "model": self.model.name,
-            "every_layer": float(self.every_layer),
+            "every_layer": float(isinstance(self.model, EveryLayer)),
             "law": self.assumptions.law,
             **stamp(),
             **_identified(self, of_all),
@@ -142,11 +144,6 @@ class AbstractCovariances(AbstractProblem):
         if (adjustment := adjustment_of(prepared.networks)) is not None:
             entries["adjustment_error"] = float(np.asarray(adjustment.error).max())
         return entries
-
-    @property
-    def every_layer(self) -> bool:
-        """Whether every layer was observed."""
-        return True
 
 
 def groups_of_data(data: xr.Dataset, used: Bool[np.ndarray, "networks transitions"]) -> dict[str, xr.Dataset]:

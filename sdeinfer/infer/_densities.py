@@ -79,12 +79,6 @@ def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers
     return over_draws(functools.partial(_evaluate, model, jax.device_put(prepared)), sites, min(250, most))
 
 
-def densities_of_data(prepared: PyTree) -> PyTree:
-    """Prepared data whose likelihood is the density of the data, where an adjustment has changed its curvature."""
-    adjustment = adjustment_of(prepared)
-    return prepared if adjustment is None else prepared.with_adjustment(jax.device_put(adjustment.of_densities()))
-
-
 def adjustment_of(prepared: PyTree) -> Adjustment | None:
     """The adjustment; None for latent layers, and for the limit's law."""
     return prepared.adjustment if isinstance(prepared, AbstractPath) else None

@@ -11,10 +11,9 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sdeinfer._arguments import at_least_one, checked, given
 from sdeinfer._progress import phase, with_progress_line
-from sdeinfer.infer._assume import architecture_of, masked, placed, require_laws
+from sdeinfer.infer._assume import architecture_of, masked, placed, pose, require_laws
 from sdeinfer.infer._chunks import prepared_of
 from sdeinfer.infer._predictive import predicted_draws
-from sdeinfer.infer._problem import pose
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 from sdeinfer.layers import AbstractLayer
@@ -119,7 +118,7 @@ def fit(
         ),
     }
     tree = xr.DataTree.from_dict({name: group for name, group in groups.items() if group is not None})
-    tree.attrs = problem.attributes(prepared.data, labels, prepared, drawn) | prepared.attributes
+    tree.attrs = problem.attributes(labels, prepared, drawn) | prepared.attributes
     return tree
 
 

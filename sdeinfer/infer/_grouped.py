@@ -31,7 +31,7 @@ class Grouped(AbstractCovariances):
     @functools.cached_property
     def alone(self) -> Networks:
         """The problem of a single group, which determines each group's range, mode and adjustment."""
-        return Networks.of(self.model.ungrouped, self.assumptions)
+        return Networks(self.model.ungrouped, self.assumptions, self.assumptions.kind)
 
     def parts(self, data: xr.Dataset) -> Iterator[tuple[str | None, Int[np.ndarray, " members"], AbstractCovariances]]:
         groups = groups_of(data)

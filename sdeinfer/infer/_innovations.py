@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from sdeinfer.infer._expansion import points_around, slopes
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.likelihood._statistics import PathStatistics
-from sdeinfer.likelihood._terms import Moments, Terms, at_least_a_quarter, laws_on_host, moments_of
+from sdeinfer.likelihood._terms import Moments, Terms, laws_on_host, moments_of
 from sdeinfer.likelihood._transitions import Path
 
 
@@ -87,7 +87,7 @@ def innovations(path: Path, law: LawAt) -> Iterator[Innovations]:
         # Networks of one width share one row of moments.
         width = path.width_index(law.widths, block) if len(law.widths) > 1 else np.zeros(1, int)
         moments, along = law.moments.at(width), law.slopes.at(width)
-        mean, variance = mean_and_variance(terms, moments)
+        mean, variance = moments.mean_and_variance(terms)
         sd = np.sqrt(variance)
         features = terms.variance.swapaxes(-1, -2)
         of_mean = terms.drift.swapaxes(-1, -2) @ along.drift
@@ -114,13 +114,6 @@ def scores_of(path: Path, law: LawAt) -> Scores:
         density -= np.sum(batch.y**2 / 2 + np.log(batch.sd))
         score, information = score + batch.score.sum(axis=0), information + batch.information
     return Scores(float(density), score, information)
-
-
-def mean_and_variance(terms: Terms, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of each increment, shape (transitions, p); moments with a leading axis of the transitions."""
-    common = moments.common_variance(terms.mixing)
-    change = moments.own_variance(terms.mixing, terms.variance) / common
-    return np.asarray(moments.mean(terms)), common * at_least_a_quarter(change)
 
 
 NEGLIGIBLE_STEP, LONGEST_STEP, LARGEST_SHIFT, MOST_PASSES = 0.25, 4.0, 0.5, 8

@@ -58,7 +58,3 @@ class Latent(AbstractCovariances):
 
     def labels(self, prepared: Prepared) -> Labels:
         return Labels({}, {PATH: [NETWORK]}, [PATH], {NETWORK: prepared.data[NETWORK].values})
-
-    @property
-    def every_layer(self) -> bool:
-        return False

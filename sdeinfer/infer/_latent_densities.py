@@ -17,9 +17,9 @@ from numpyro import handlers
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from sdeinfer._progress import phase
-from sdeinfer.infer._densities import given_latent_layers, trace_at, unobserved_structure
+from sdeinfer.infer._densities import given_latent_layers, trace_at
 from sdeinfer.infer._expansion import points_around, slopes
-from sdeinfer.infer._mode import Mode, found_from
+from sdeinfer.infer._mode import Mode, found_from, sites_of
 from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._path import in_default_types
 
@@ -76,29 +76,22 @@ def latent_mode(
     It is found in double precision whatever JAX's default.
     """
     with jax.enable_x64(True):  # noqa: FBT003
-        return _latent_mode(model, in_default_types(prepared), chosen, start, key)
+        prepared = in_default_types(prepared)
+        sites = sites_of(given_latent_layers(model), prepared, draw_latent(model, prepared, key))
+        # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
+        keys = jr.split(key, 8)
+        evaluations = itertools.count(1)
 
+        def potential(x: np.ndarray) -> float:
+            return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), tuple(sites), jnp.asarray(x)))
 
-def _latent_mode(
-    model: LatentLayers, prepared: PyTree, chosen: np.ndarray, start: Mode | None, key: PRNGKeyArray
-) -> Mode:
-    # Given a single draw the latent layers are fixed, and the mode is that of a much narrower posterior.
-    keys = jr.split(key, 8)
-    latent = draw_latent(model, prepared, key)
-    sites = tuple(unobserved_structure(given_latent_layers(model), prepared, latent)) if start is None else start.sites
+        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+            phase(f"searching for the mode, evaluation {next(evaluations)}")
+            # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
+            values = np.array([potential(point) for point in points_around(x)])
+            return values[0], slopes(values)
 
-    def potential(x: np.ndarray) -> float:
-        return float(_potential_of_chosen(model, prepared, keys, jnp.asarray(chosen), sites, jnp.asarray(x)))
-
-    evaluations = itertools.count(1)
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        phase(f"searching for the mode, evaluation {next(evaluations)}")
-        # An automatic gradient takes six times longer to evaluate and ten times longer to compile.
-        values = np.array([potential(point) for point in points_around(x)])
-        return values[0], slopes(values)
-
-    return found_from(objective, sites, start, polished=False)
+        return found_from(objective, sites, start, polished=False)
 
 
 @eqx.filter_jit

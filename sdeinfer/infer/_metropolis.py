@@ -49,7 +49,7 @@ class Metropolis(AbstractSampler):
         if not isinstance(model, LatentLayers):
             raise InputError(f"sampler: {model.name} has no latent layers; use NUTS")
         around = latent_mode(model, prepared, np.ones(len(prepared), bool), key=jr.fold_in(key, self.chains))
-        chains = LatentChains(model, around.sites, self.warmup, BAR_ITERATIONS, prepared)
+        chains = LatentChains(model, tuple(around.sites), self.warmup, prepared)
         centre, sd = (jnp.asarray(x, float) for x in (around.x, around.sd))
         start = tuple(chains.start(centre, sd, jr.fold_in(key, number)) for number in range(self.chains))
         sizes = {"warmup": self.warmup, "draws": self.draws, "chunk": BAR_ITERATIONS}
@@ -90,7 +90,6 @@ class LatentChains(eqx.Module):
     model: LatentLayers = eqx.field(static=True)
     sites: tuple[str, ...] = eqx.field(static=True)
     warmup: int = eqx.field(static=True)
-    chunk: int = eqx.field(static=True)
     prepared: PyTree
 
     @eqx.filter_jit
@@ -205,4 +204,4 @@ def _log_t(proposal: Proposal, x: Float[Array, " parameters"]) -> Float[Array, "
 
 @eqx.filter_jit
 def _advance(chains: LatentChains, state: State, steps: Int[Array | np.ndarray, ""]) -> Any:
-    return recorded(chains._iteration, state, steps, chains.chunk)
+    return recorded(chains._iteration, state, steps, BAR_ITERATIONS)

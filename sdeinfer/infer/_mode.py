@@ -37,8 +37,8 @@ LEAST_CURVATURE = 0.05
 """Least curvature of the priors: in their tails a log density may be straight, or convex."""
 
 
-type ShapesOfSites = tuple[tuple[int, ...], ...] | None
-"""Shape of each site's unconstrained value; all scalar if None."""
+type ShapesOfSites = dict[str, tuple[int, ...]]
+"""Names of the latent sites, with the shapes of their unconstrained values."""
 
 type Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """Function from unconstrained values to a potential and its gradient."""
@@ -48,20 +48,16 @@ class Mode(NamedTuple):
     """The mode of a posterior density in unconstrained parameters.
 
     Attributes:
-        sites: names of the latent sites.
+        sites: the latent sites.
         x: unconstrained values of the sites, raveled and concatenated; shape (values,).
-        potential: −log density at x.
         covariance: inverse curvature (Laplace approximation), shape (values, values).
         curvature: Hessian of the potential at x, by differences of gradients; shape (values, values).
-        shapes: shape of each site's unconstrained value; all scalar if None.
     """
 
-    sites: tuple[str, ...]
+    sites: ShapesOfSites
     x: Float[np.ndarray, " values"]
-    potential: float
     covariance: Float[np.ndarray, "values values"]
     curvature: Float[np.ndarray, "values values"]
-    shapes: ShapesOfSites = None
 
     @property
     def sd(self) -> Float[np.ndarray, " values"]:
@@ -70,31 +66,36 @@ class Mode(NamedTuple):
 
     def by_site(self, x: Float[np.ndarray, "... values"]) -> dict[str, Float[np.ndarray, "..."]]:
         """Unconstrained values by the names of their sites."""
-        return by_site(self.sites, self.shapes, x)
+        return by_site(self.sites, x)
 
 
-def by_site(sites: tuple[str, ...], shapes: ShapesOfSites, x: Float[Any, "... values"]) -> dict[str, Any]:
+def by_site(sites: ShapesOfSites, x: Float[Any, "... values"]) -> dict[str, Any]:
     """Unconstrained values by the names of their sites, with the leading axes of x."""
-    shapes = shapes or ((),) * len(sites)
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    ends = np.cumsum([math.prod(shape) for shape in sites.values()])
     parts = x.__array_namespace__().split(x, ends[:-1], axis=-1)
-    return {site: part.reshape((*x.shape[:-1], *shape)) for site, shape, part in zip(sites, shapes, parts, strict=True)}
+    return {
+        site: part.reshape((*x.shape[:-1], *shape)) for (site, shape), part in zip(sites.items(), parts, strict=True)
+    }
+
+
+def sites_of(model: Callable[..., None], *data: PyTree) -> ShapesOfSites:
+    """The latent sites of a program on its data."""
+    return {site: leaf.shape for site, leaf in unobserved_structure(model, *data).items()}
 
 
 def posterior_mode(model: AbstractModel, prepared: PyTree, *, start: Mode | None = None) -> Mode:
     """Find the mode by L-BFGS with gradients, in double precision whatever JAX's default."""
-    structure = unobserved_structure(model, prepared)
-    sites, shapes = tuple(structure), tuple(leaf.shape for leaf in structure.values())
-    return found_from(_objective(model, prepared, sites, shapes), sites, start, shapes=shapes)
+    sites = sites_of(model, prepared)
+    return found_from(_objective(model, prepared, sites), sites, start)
 
 
-def _objective(model: AbstractModel, prepared: PyTree, sites: tuple[str, ...], shapes: ShapesOfSites) -> Objective:
+def _objective(model: AbstractModel, prepared: PyTree, sites: ShapesOfSites) -> Objective:
     with jax.enable_x64(True):  # noqa: FBT003
         prepared = in_default_types(prepared)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         with jax.enable_x64(True):  # noqa: FBT003
-            value, slope = potential_and_slope(model, prepared, by_site(sites, shapes, x))
+            value, slope = potential_and_slope(model, prepared, by_site(sites, x))
         return float(value), np.concatenate([np.ravel(slope[site]) for site in sites])
 
     return objective
@@ -106,30 +107,22 @@ def curvature_of_priors(
     """Hessian of −log prior density at a mode, for pooled and adjusted data; at least `LEAST_CURVATURE`."""
     assert prepared.adjustment is not None
     prepared = dataclasses.replace(prepared, adjustment=prepared.adjustment.of_priors())
-    objective = _objective(model, prepared, mode.sites, mode.shapes)
+    objective = _objective(model, prepared, mode.sites)
     values, axes = np.linalg.eigh(curvature(lambda x: objective(x)[1], mode.x))
     return (axes * np.maximum(values, LEAST_CURVATURE)) @ axes.T
 
 
-def found_from(
-    objective: Objective,
-    sites: tuple[str, ...],
-    start: Mode | None,
-    *,
-    shapes: ShapesOfSites = None,
-    polished: bool = True,
-) -> Mode:
-    counts = [math.prod(shape) for shape in shapes or ((),) * len(sites)]
-    names = [site for site, count in zip(sites, counts, strict=True) for _ in range(count)]
+def found_from(objective: Objective, sites: ShapesOfSites, start: Mode | None, *, polished: bool = True) -> Mode:
+    names = [site for site, shape in sites.items() for _ in range(math.prod(shape))]
     starts = _starts(names) if start is None else [start.x]
-    x, value = min((_descended(objective, x) for x in starts), key=lambda end: end[1])
+    x, _ = min((_descended(objective, x) for x in starts), key=lambda end: end[1])
     hessian = curvature(lambda x: objective(x)[1], x)
     if polished:
-        x, value = _polished(objective, x, hessian)
+        x = _polished(objective, x, hessian)
     values, axes = np.linalg.eigh(hessian)
     # The priors still have a curvature of about 1 where the mode is on the bound.
     covariance = (axes / np.where(values > LEAST_CURVATURE, values, 1.0)) @ axes.T
-    return Mode(sites, x, value, covariance, hessian, shapes)
+    return Mode(sites, x, covariance, hessian)
 
 
 def _descended(objective: Objective, x: np.ndarray) -> tuple[np.ndarray, float]:
@@ -149,17 +142,17 @@ def _descended(objective: Objective, x: np.ndarray) -> tuple[np.ndarray, float]:
     return end.x, float(end.fun) * scale
 
 
-def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> tuple[np.ndarray, float]:
+def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> np.ndarray:
     """The end of Newton steps with one curvature; the start if it is not definite or the steps do not get shorter.
 
     L-BFGS stops where a step gains less than 2e-9 of the potential, which grows with the data: at 10⁷ transitions one
     posterior standard deviation from the mode.
     """
-    point, (value, slope) = x, objective(x)
     if np.linalg.eigvalsh(hessian)[0] <= 0:
-        return x, value
-    last = math.inf
+        return x
+    point, last = x, math.inf
     for _ in range(NEWTON_STEPS):
+        slope = objective(point)[1]
         step = np.linalg.solve(hessian, slope)
         length = math.sqrt(slope @ step)
         if not length < last or (abs(point - step) > LARGEST_COORDINATE).any():
@@ -168,8 +161,7 @@ def _polished(objective: Objective, x: np.ndarray, hessian: np.ndarray) -> tuple
         if length < LAST_STEP:
             break
         point = point - step
-        value, slope = objective(point)
-    return x, objective(x)[0]
+    return x
 
 
 def _starts(sites: Sequence[str]) -> list[np.ndarray]:

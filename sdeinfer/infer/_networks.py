@@ -9,7 +9,6 @@ import xarray as xr
 from jaxtyping import Int
 
 from sdeinfer.covariance import Pattern
-from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.infer._covariances import AbstractCovariances
 from sdeinfer.infer._innovations import Scores, law_at, scores_of, shift_to_uncompressed_mode
 from sdeinfer.infer._mode import LayerAt, Mode, Pilot, curvature_of_priors, layer_at, posterior_mode
@@ -18,7 +17,7 @@ from sdeinfer.layers import AbstractLayer, template
 from sdeinfer.likelihood._assumptions import Assumptions
 from sdeinfer.likelihood._model import EveryLayer
 from sdeinfer.likelihood._path import no_adjustment
-from sdeinfer.likelihood._program import layer_of_each, shared_layer
+from sdeinfer.likelihood._program import observed_by, shared_layer
 from sdeinfer.likelihood._reduction import Layout, path_layout, path_statistics
 from sdeinfer.likelihood._statistics import NODES, PathStatistics, blank_statistics
 from sdeinfer.likelihood._transitions import Path, every_transition
@@ -44,9 +43,9 @@ class Networks(AbstractCovariances):
         model: EveryLayer,
         assumptions: Assumptions,
         *,
-        networks: int = 2,
-        tokens: int = 2,
-        pattern: Pattern = EVERY_TOKEN,
+        networks: int,
+        tokens: int,
+        pattern: Pattern,
     ) -> "Networks":
         """The problem of a model; a program of a user is run on blank data of this shape."""
         if not model.makes_layers:
@@ -55,9 +54,10 @@ class Networks(AbstractCovariances):
         def blank(count: int) -> PathStatistics:
             return blank_statistics(tokens, count, pattern=pattern, assumptions=assumptions)
 
-        layer = (
-            layer_of_each(model, blank(networks)) if model.needs_networks else shared_layer(model, blank(1), blank(2))
-        )
+        if model.needs_networks:
+            layer, _ = observed_by(model, blank(networks))
+        else:
+            layer = shared_layer(model, blank(1), blank(2))
         own_layers = any(leaf.ndim for leaf in jax.tree.leaves(layer))
         return cls(model, assumptions, None if layer is None else template(layer), own_layers)
 
@@ -66,8 +66,8 @@ class Networks(AbstractCovariances):
 
     def pilot(self, path: Path) -> Pilot:
         def estimate(chosen: Int[np.ndarray, " some"], start: Mode | None) -> tuple[Mode, LayerAt]:
-            path.require_densities(chosen)
             some = path.take(chosen)
+            some.require_densities()
             statistics = self.statistics(some, path_layout(some, nodes=NODES[0]), pooled=True)
             mode = posterior_mode(self.model, statistics, start=start)
             return mode, layer_at(self.model, statistics, mode)
@@ -119,13 +119,9 @@ class Networks(AbstractCovariances):
         *,
         data_per_sample: float,
     ) -> PathStatistics:
-        """The statistics with the likelihood's adjustment; there is none by the limit, and without a single layer.
+        """The statistics with the likelihood's adjustment, by exact layers from the starts of a sample of transitions.
 
-        Arguments:
-            statistics: those of all transitions.
-            sample: some of the transitions, from whose starts exact layers are drawn.
-            scores: those of all transitions, see `scores`.
-            data_per_sample: number of all transitions over that of the sample.
+        There is none by the limit, and without a single layer.
         """
         if (kind := self.adjusted_kind) is None:
             return statistics

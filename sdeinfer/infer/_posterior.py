@@ -23,7 +23,6 @@ class Posterior(eqx.Module):
     These are x = c + Lz, for the mode c and the inverse curvature LLᵀ. Much data determine γ a thousand times more
     closely than (c₊ + c₋)/2. In z chains start near all of the posterior, and step sizes and mass matrices are of one
     order from the first iteration on.
-
     """
 
     model: AbstractModel = eqx.field(static=True)
@@ -85,5 +84,4 @@ def _joined(z: Mapping[str, Any], axes: int) -> Any:
 
 def _parted(flat: Any, like: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `_joined`, for sites in the shapes of others."""
-    names = tuple(sorted(like))
-    return by_site(names, tuple(np.shape(like[name])[flat.ndim - 1 :] for name in names), flat)
+    return by_site({name: np.shape(like[name])[flat.ndim - 1 :] for name in sorted(like)}, flat)

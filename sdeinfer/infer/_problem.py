@@ -7,7 +7,6 @@ registered at `pose` makes for its type of model. Tests: `tests/infer/test_fit.p
 import abc
 import dataclasses
 import datetime
-import functools
 import importlib.metadata
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +21,6 @@ from arviz_base import dict_to_dataset
 from jaxtyping import ArrayLike, Bool, Int, PRNGKeyArray, PyTree
 from numpyro import handlers
 
-from sdeinfer._files import InputError
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._densities import Layers, prior_draws
 from sdeinfer.infer._nuts import NUTS
@@ -180,14 +178,5 @@ class AbstractProblem(abc.ABC):
         }
 
     @abc.abstractmethod
-    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+    def attributes(self, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         """Attributes of the posterior: the architecture, the names of the identified parameters, fixed values."""
-
-
-@functools.singledispatch
-def pose(
-    model: AbstractModel, data: xr.Dataset, *, architecture: Any, law: str, prior: Mapping[str, Any] | None
-) -> tuple[xr.Dataset, AbstractProblem]:
-    """The model's part of valid data, and the problem of fitting it; a kind of model registers a function here."""
-    del data, architecture, law, prior
-    raise InputError(f"model: there is no problem for {model.name}")

@@ -41,10 +41,7 @@ LARGEST_SPREAD = 0.75
 
 
 class Scatter(NamedTuple):
-    """The information H, estimates of the scatter J by parts of the draws, and the bias of the score.
-
-    The bias is what the omitted order of the softmax adds to the score.
-    """
+    """The information H, estimates of J by parts of the draws, and what the omitted order adds to the score."""
 
     information: Float[np.ndarray, "k k"]
     parts: Float[np.ndarray, "parts k k"]
@@ -57,7 +54,7 @@ def sandwich(
     u: Float[np.ndarray, "*networks coordinates"],
     *,
     priors: Float[np.ndarray, "coordinates coordinates"],
-    free: Bool[np.ndarray, "*networks coordinates"] | None = None,
+    free: Bool[np.ndarray, "*networks coordinates"],
     data_per_sample: float,
 ) -> Adjustment:
     """The adjustment of a likelihood at û, without a shift.
@@ -79,7 +76,7 @@ def sandwich(
     information, parts, bias = (
         data_per_sample * np.sum(column, axis=0) for column in zip(*_of_one_length(scatters), strict=True)
     )
-    varies = np.ones(u.shape[-1], bool) if free is None else free.reshape(-1, u.shape[-1]).any(axis=0)
+    varies = free.reshape(-1, u.shape[-1]).any(axis=0)
     matrix, dispersion, error = np.eye(u.shape[-1]), 1.0, 0.0
     if varies.any():
         block = np.ix_(varies, varies)
@@ -90,7 +87,7 @@ def sandwich(
         inverse, without_draws = np.linalg.inv(H + P), P + np.outer(bias, bias)
         sds = [np.sqrt(np.diagonal(inverse @ (part[block] + without_draws) @ inverse)) for part in parts]
         error = float(np.max(np.std(sds, axis=0) / np.mean(sds, axis=0)) / math.sqrt(max(len(sds) - 1, 1)))
-    attends = np.isfinite(_smallest_tau0(architecture.with_coordinates(layers[0][1])))
+    attends = architecture.coordinates.temperatures
     least_tau0 = mean_spread(_logit_scale(path, slice(None))) / LARGEST_SPREAD if attends else 0.0
     identity = no_adjustment(u.shape[-1], len(u) if own_layers else None)
     values = {"dispersion": dispersion, "least_tau0": least_tau0, "centre": u, "matrix": matrix, "error": error}
@@ -108,11 +105,6 @@ def _draws(path: Path) -> int:
     return min(16_384, max(512, most // terms))
 
 
-def _smallest_tau0(layer: AbstractLayer) -> float:
-    values = layer.parameters()
-    return min((float(values[name]) for name in layer.coordinates.temperatures), default=math.inf)
-
-
 def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
     """Spread of the logits at the starts of transitions, times τ0."""
     return logit_spread(path.starts(block), path.width[path.network[block]], path.pattern)
@@ -120,7 +112,8 @@ def _logit_scale(path: Path, block: slice | np.ndarray) -> np.ndarray:
 
 def _scatter(path: Path, law: LawAt, layer: AbstractLayer, priors: np.ndarray, draws: int) -> Scatter:
     """The information and the scatter of the score at the mode, by draws of exact layers."""
-    observed, bias, tau0 = [], np.zeros(len(law.u)), _smallest_tau0(layer)
+    observed, bias, values = [], np.zeros(len(law.u)), layer.parameters()
+    tau0 = min((float(values[name]) for name in layer.coordinates.temperatures), default=math.inf)
     of_each = np.zeros((len(path), *priors.shape))
     for batch in innovations(path, law):
         observed.append(batch.score)

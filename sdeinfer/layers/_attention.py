@@ -17,7 +17,7 @@ from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total, transpose
 from sdeinfer.covariance._matrix import is_concrete, reciprocal
 from sdeinfer.covariance._pattern import EVERY_TOKEN, centring, require_pattern
-from sdeinfer.layers._base import AbstractLayer, heads_in_words, projection_in_words, shortcut, size
+from sdeinfer.layers._base import AbstractLayer, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth, weights
 from sdeinfer.layers._wishart import (
     Keys,
@@ -64,9 +64,9 @@ class ShapedAttention(AbstractLayer):
     gamma: Float[Any, ""] = GAMMA.field()
     tau0: Float[Any, ""] = TAU0.field()
     key_width: int | None = eqx.field(default=None, static=True)
-    heads: int = size(1, heads_in_words)
-    output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
-    pattern: Pattern = size(EVERY_TOKEN, str)  # pyright: ignore[reportIncompatibleMethodOverride]
+    heads: int = size(1)
+    output_projection: bool = size(False)  # noqa: FBT003
+    pattern: Pattern = size(EVERY_TOKEN)  # pyright: ignore[reportIncompatibleMethodOverride]
     gamma1: Float[Any, ""] | None = Parameter("gamma1", "γ₁", "gain of the identity (Eq. 33)").field(default=None)
     gamma2: Float[Any, ""] | None = Parameter("gamma2", "γ₂", "gain of the centring (Eq. 33)").field(default=None)
 

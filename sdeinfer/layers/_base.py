@@ -5,7 +5,7 @@ Tests: `tests/layers/test_forward.py`.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -162,9 +162,8 @@ class AbstractLayer(eqx.Module):
     def __str__(self) -> str:
         """The parameters with their values, and the sizes that are not the default."""
         values = {name: value_text(value) for name, value in self.parameters().items()}
-        fields = sizes_of(self)
-        sizes = {name: value for name, value in self.sizes.items() if value != fields[name].default}
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in (values | sizes).items())})"
+        values |= own_sizes(self)
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in values.items())})"
 
     def _repr_html_(self) -> str:
         values = {name: value_text(value) for name, value in self.parameters().items()}
@@ -241,29 +240,20 @@ def shortcut(gamma: Float[Any, "..."]) -> Float[Any, "..."]:
     return engine(gamma).sqrt((1 - gamma) * (1 + gamma))
 
 
-def size(default: Any, in_words: Callable[[Any], str]) -> Any:
-    """A field of a layer for a size, with its default and a function from a value to words such as "4 heads"."""
-    return eqx.field(default=default, static=True, metadata={"in_words": in_words})
+def size(default: Any) -> Any:
+    """A field of a layer for a size, with its default."""
+    return eqx.field(default=default, static=True, metadata={"size": True})
 
 
 def sizes_of(layer: Any) -> dict[str, dataclasses.Field]:
     """The fields of a layer, or of a type of layer, that are sizes, by name."""
-    return {field.name: field for field in dataclasses.fields(layer) if "in_words" in field.metadata}
+    return {field.name: field for field in dataclasses.fields(layer) if "size" in field.metadata}
 
 
-def heads_in_words(heads: int) -> str:
-    """A number of heads."""
-    return f"{heads} head{'s' if heads > 1 else ''}"
-
-
-def projection_in_words(projects: bool) -> str:  # noqa: FBT001
-    """Whether there is an output projection."""
-    return "an output projection" if projects else "no output projection"
-
-
-def expansion_in_words(expansion: float) -> str:
-    """A hidden width as a multiple of n."""
-    return f"expansion {expansion:g}"
+def own_sizes(layer: AbstractLayer) -> dict[str, Any]:
+    """The sizes that differ from their defaults, by name."""
+    fields = sizes_of(layer)
+    return {name: value for name, value in layer.sizes.items() if value != fields[name].default}
 
 
 def parameter_cell(title: str, layer: Any, parameters: Mapping[str, Parameter], values: Mapping[str, str]) -> str:

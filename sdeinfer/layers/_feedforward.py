@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 from sdeinfer._files import InputError
 from sdeinfer.covariance._batched import gram, matmul
 from sdeinfer.covariance._matrix import engine, reciprocal
-from sdeinfer.layers._base import AbstractLayer, expansion_in_words, shortcut, size
+from sdeinfer.layers._base import AbstractLayer, shortcut, size
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._wishart import (
     Keys,
@@ -139,7 +139,7 @@ class ResidualFeedForward(AbstractLayer):
     gamma: Float[Any, ""] = GAMMA.field()
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
-    expansion: float = size(1, expansion_in_words)
+    expansion: float = size(1)
 
     def __check_init__(self):
         check_expansion(self.expansion)

@@ -3,7 +3,7 @@
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,24 +15,16 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from sdeinfer._arguments import checked
 from sdeinfer._files import InputError
 from sdeinfer.layers._base import AbstractLayer, parameter_cell, raise_if_out_of_range, value_text
+from sdeinfer.layers._stack import AbstractStack
 from sdeinfer.parameters import Parameter
 
-
-@runtime_checkable
-class DiffraxPath(Protocol):
-    """A path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
-
-    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:  # noqa: FBT001, FBT002 as Diffrax has it
-        """The value at t0."""
-
-
-type Profile = DiffraxPath | Callable[[Any], Any]
-"""A function of depth-time t, or a path of Diffrax."""
+type Profile = Callable[[Any], Any] | eqx.Module
+"""A function of depth-time t, or a path of Diffrax, such as `diffrax.LinearInterpolation(ts, ys)`."""
 
 
 def is_profile(value: Any) -> bool:
     """Whether a value is a function of depth-time, or a path of Diffrax."""
-    return callable(value) or isinstance(value, DiffraxPath)
+    return callable(value) or hasattr(value, "evaluate")
 
 
 class FunctionModule(eqx.Module):
@@ -44,7 +36,7 @@ class FunctionModule(eqx.Module):
     def __call__(self, time: Any) -> Any:
         """The function's value at a depth-time, or another argument."""
         profile = eqx.combine(self.arrays, self.static)
-        return profile.evaluate(time) if isinstance(profile, DiffraxPath) else profile(time)
+        return profile.evaluate(time) if hasattr(profile, "evaluate") else profile(time)
 
 
 def as_module(profile: Profile) -> FunctionModule:
@@ -86,7 +78,7 @@ def _at_a_time_only(method: str) -> Callable[..., Any]:
     return refuse
 
 
-class OverDepth(AbstractLayer):
+class OverDepth(AbstractStack):
     """A layer with parameters that are functions of depth-time: `OverDepth(layer, gamma=profile)`.
 
     Layer ℓ of a network of width n, counted from 0, has the parameters at t = (ℓ + ½)/n; so has a step of the solver at
@@ -143,28 +135,9 @@ class OverDepth(AbstractLayer):
         return {name: values[name] for name in self.profiles}
 
     @property
-    def on_host(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the layer has a chain of NumPy arrays."""
-        return self.layer.on_host
-
-    @property
-    def has_tangents(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the layer has a chain of tangents."""
-        return self.layer.has_tangents
-
-    @property
-    def column_blocks(self) -> int:
-        """Number of column blocks of the layer."""
-        return self.layer.column_blocks
-
-    @property
-    def has_chain(self) -> bool:
-        """Whether the layer has a `forward_covariance`."""
-        return self.layer.has_chain
-
-    def check_width(self, width: int) -> None:
-        """Raise an InputError for a width that the layer does not support."""
-        self.layer.check_width(width)
+    def parts(self) -> tuple[AbstractLayer, ...]:
+        """The one layer, whose blocks of columns, widths and chain it has."""
+        return (self.layer,)
 
     forward, limit, finite_width, forward_covariance = map(
         _at_a_time_only, ("forward", "limit", "finite_width", "forward_covariance")

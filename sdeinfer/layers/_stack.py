@@ -20,7 +20,7 @@ from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer, expansion_in_words, heads_in_words, projection_in_words, size
+from sdeinfer.layers._base import AbstractLayer, size
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP, check_expansion
 from sdeinfer.layers._finite_width import FiniteWidth
 from sdeinfer.layers._wishart import Keys
@@ -176,10 +176,10 @@ class ShapedTransformer(AbstractStack):
     c_plus: Float[Any, ""] = C_PLUS.field()
     c_minus: Float[Any, ""] = C_MINUS.field()
     key_width: int | None = eqx.field(default=None, static=True)
-    heads: int = size(1, heads_in_words)
-    output_projection: bool = size(False, projection_in_words)  # noqa: FBT003
-    expansion: float = size(1, expansion_in_words)
-    pattern: Pattern = size(EVERY_TOKEN, str)  # pyright: ignore[reportIncompatibleMethodOverride]
+    heads: int = size(1)
+    output_projection: bool = size(False)  # noqa: FBT003
+    expansion: float = size(1)
+    pattern: Pattern = size(EVERY_TOKEN)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __check_init__(self):
         at_least_one(heads=self.heads, **given(key_width=self.key_width))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import CAUSAL, Pattern
 from sdeinfer.layers._attention import ShapedAttention
-from sdeinfer.layers._base import AbstractLayer, limit_of, limit_on_host, sizes_of
+from sdeinfer.layers._base import AbstractLayer, limit_of, limit_on_host, own_sizes, sizes_of
 from sdeinfer.layers._feedforward import ResidualFeedForward, ShapedMLP
 from sdeinfer.layers._over_depth import OverDepth
 from sdeinfer.layers._stack import ShapedTransformer
@@ -23,8 +23,13 @@ ARCHITECTURES: dict[str, type[AbstractLayer]] = {
 }
 """Types of layers by their names in files and on the command line."""
 
-SIZES = tuple(dict.fromkeys(size for kind in ARCHITECTURES.values() for size in sizes_of(kind)))
-"""Names of the sizes that some of these types have."""
+SIZES: dict[str, Callable[[Any], str]] = {
+    "heads": lambda heads: f"{heads} head{'s' if heads > 1 else ''}",
+    "output_projection": lambda projects: "an output projection" if projects else "no output projection",
+    "expansion": lambda expansion: f"expansion {expansion:g}",
+    "pattern": str,
+}
+"""The sizes that some of these types have by name, with their values in words."""
 
 
 def template(kind: str | AbstractLayer | type[AbstractLayer], **sizes: Any) -> AbstractLayer:
@@ -120,16 +125,9 @@ def masked_as(kind: AbstractLayer, pattern: Pattern) -> AbstractLayer:
     return template(kind, pattern=pattern) if "pattern" in kind.sizes else kind
 
 
-def own_sizes(layer: AbstractLayer) -> dict[str, Any]:
-    """The sizes that differ from their defaults, by name."""
-    fields = sizes_of(layer)
-    return {name: value for name, value in layer.sizes.items() if value != fields[name].default}
-
-
 def sizes_in_words(layer: AbstractLayer) -> dict[str, str]:
     """Each size in words, such as "4 heads" or "no output projection"."""
-    fields = sizes_of(layer)
-    return {name: fields[name].metadata["in_words"](value) for name, value in layer.sizes.items()}
+    return {name: SIZES[name](value) for name, value in layer.sizes.items()}
 
 
 def kind_in_words(layer: AbstractLayer) -> str:

@@ -7,6 +7,7 @@ The functions map NumPy arrays to NumPy arrays, with `NetworkStreams`: networks 
 With `NetworkKeys` they are JAX's, and have derivatives. Tests: `tests/networks/test_chain.py`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -50,14 +51,10 @@ def _jax_factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blo
     """`factor` by JAX.
 
     What follows a factor has the same law for every L, and L is the pivoted factor, for which one program serves
-    definite and singular V. It jumps where the order of pivots changes: under differentiation L is `_smooth_factor`.
+    definite and singular V. It jumps where the order of pivots changes: under differentiation L is Cholesky's factor,
+    a smooth function of V where V is definite.
     """
     return _of_finite(pivoted_cholesky, V)
-
-
-def _smooth_factor(V: Float[Array, "m m blocks networks"]) -> Float[Array, "m m blocks networks"]:
-    """Cholesky's factor where V is definite, a smooth function of V."""
-    return _of_finite(semidefinite_cholesky, V)
 
 
 def _of_finite(factorise: Callable[[Array], Array], V: Array) -> Array:
@@ -67,7 +64,7 @@ def _of_finite(factorise: Callable[[Array], Array], V: Array) -> Array:
 
 @_jax_factor.defjvp
 def _factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return jax.jvp(_smooth_factor, primals, tangents)
+    return jax.jvp(functools.partial(_of_finite, semidefinite_cholesky), primals, tangents)
 
 
 def whole(V: Float[Any, "m m blocks networks"]) -> Float[Any, "m m 1 networks"]:

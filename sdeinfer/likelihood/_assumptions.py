@@ -112,12 +112,12 @@ def checked_priors(prior: Mapping[str, Any] | None, kind: Any) -> tuple[tuple[st
 
 
 def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution | float":
+    bijection = BIJECTIONS[parameter.bijection]
     if not isinstance(value, dist.Distribution):
         number = np.asarray(value)
         if number.ndim or number.dtype.kind not in "fiu":
             raise InputError(f"prior: {name}: a NumPyro distribution or a number is needed, got {value!r}")
         fixed = float(number)
-        bijection = BIJECTIONS[parameter.bijection]
         with np.errstate(all="ignore"):
             inside = np.isfinite(bijection.to_real(np, np.float64(fixed)))
         if not inside:
@@ -129,7 +129,6 @@ def _checked(name: str, value: Any, parameter: Parameter) -> "dist.Distribution 
         raise InputError(f"prior: {name}: {message}")
     if value.batch_shape or value.event_shape:
         raise InputError(f"prior: {name}: a distribution of one number is needed, got shape {value.shape()}")
-    bijection = BIJECTIONS[parameter.bijection]
     ends = (("lower", -np.inf), ("upper", np.inf))
     low, high = (float(getattr(value.support, f"{end}_bound", default)) for end, default in ends)
     if low < bijection.above or high > bijection.most:

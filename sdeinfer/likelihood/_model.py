@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import xarray as xr
 from jaxtyping import ArrayLike
@@ -121,9 +121,9 @@ class EveryLayer(AbstractModel):
 
 @dataclasses.dataclass(frozen=True)
 class LatentLayers(AbstractModel):
-    """Networks with latent layers."""
+    """Networks with latent layers, whose innovations are the site `site`."""
 
-    site: str
+    site: ClassVar[str] = "innovations"
     transitions: Callable[[xr.Dataset], Path] = any_transitions
     selection: Callable[[xr.Dataset], xr.Dataset] = lambda data: data
 

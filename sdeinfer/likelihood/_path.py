@@ -20,7 +20,7 @@ from sdeinfer.covariance._matrix import engine
 from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.layers import AbstractLayer, FiniteWidth, Limit
 from sdeinfer.likelihood._assumptions import NOTHING_ASSUMED, Assumptions
-from sdeinfer.likelihood._terms import at_least_a_quarter, moments_of, of_limits, terms_of
+from sdeinfer.likelihood._terms import moments_of, of_limits, terms_of
 from sdeinfer.likelihood._transitions import observed_path
 from sdeinfer.parameters import Coordinates
 from sdeinfer.terms import AbstractTerm
@@ -232,10 +232,8 @@ def _log_density(
     # Unused transitions may start at a singular V; its NaN would enter every derivative.
     V0, V1 = (jnp.where(used[:, None, None], ends, jnp.eye(V.shape[-1])) for ends in (V[:-1], V[1:]))
     terms = terms_of(V0, V1, jnp.broadcast_to(1 / width, used.shape), pattern=pattern, others=others)
-    moments = moments_of(law)
-    common = moments.common_variance(terms.mixing)
-    variance = common * at_least_a_quarter(moments.own_variance(terms.mixing, terms.variance) / common)
-    square = (terms.increments - moments.mean(terms)) ** 2 / variance
+    mean, variance = moments_of(law).mean_and_variance(terms)
+    square = (terms.increments - mean) ** 2 / variance
     density = -jnp.sum(square + jnp.log(variance), axis=-1) / 2
     constant = terms.log_jacobian - terms.mixing.shape[-1] * math.log(2 * math.pi) / 2
     return jnp.sum(jnp.where(used, density, 0.0)), jnp.sum(jnp.where(used, constant, 0.0))

@@ -23,14 +23,9 @@ PATH = "covariance"
 type Trace = Mapping[str, dict[str, Any]]
 
 
-def layer_of_each(program: Callable[[Any], None], statistics: PathStatistics) -> AbstractLayer | None:
-    """The layer, of shapes, with a leading axis if each network has its own; None without a single one."""
-    return _observed_by(program, statistics)[0]
-
-
 def shared_layer(program: Callable[[Any], None], single: PathStatistics, pair: PathStatistics) -> AbstractLayer:
     """The layer that a program of one layer for all networks observes, for statistics of one network and of two."""
-    (layer, shapes), (_, pair_shapes) = (_observed_by(program, statistics) for statistics in (single, pair))
+    (layer, shapes), (_, pair_shapes) = (observed_by(program, statistics) for statistics in (single, pair))
     name, of_each = program_name(program), [site for site in shapes if shapes[site] != pair_shapes.get(site)]
     if any(leaf.ndim for leaf in jax.tree.leaves(layer)):
         of_each.append("the layer")
@@ -40,10 +35,13 @@ def shared_layer(program: Callable[[Any], None], single: PathStatistics, pair: P
     return layer
 
 
-def _observed_by(
+def observed_by(
     program: Callable[[Any], None], statistics: PathStatistics
 ) -> tuple[AbstractLayer | None, dict[str, Any]]:
-    """The layer, and the shapes of all sites; of networks those of mask and scale, and how many lack."""
+    """The layer, of shapes, with a leading axis if each network has its own (None without a single one); and all sites.
+
+    Of each site the shapes; of networks those of mask and scale, and how many lack.
+    """
     sites: dict[str, Any] = {}
 
     def run(statistics: PathStatistics) -> AbstractLayer | None:

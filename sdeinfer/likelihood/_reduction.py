@@ -149,14 +149,10 @@ def path_statistics(
     """Reduce transitions to sufficient statistics, in one pass, in float64, in memory independent of their number."""
     layout = path_layout(path) if layout is None else layout
     widths, width = np.unique(path.width, return_inverse=True)
-    if pooled:
-        sums = sums_of(path, layout=layout, widths=widths)
-        return statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=assumptions)
-    of_networks = {"width": width, "initial": path.covariance[:, 0]}
-    statistics = statistics_of_sums(
-        sums_of(path, layout=layout), layout, widths, pattern=path.pattern, assumptions=assumptions, **of_networks
-    )
-    return dataclasses.replace(statistics, depth=int(path.gap.sum()))
+    sums = sums_of(path, layout=layout, widths=widths if pooled else None)
+    of_networks = {} if pooled else {"width": width, "initial": path.covariance[:, 0]}
+    statistics = statistics_of_sums(sums, layout, widths, pattern=path.pattern, assumptions=assumptions, **of_networks)
+    return statistics if pooled else dataclasses.replace(statistics, depth=int(path.gap.sum()))
 
 
 type Sums = tuple[Float[np.ndarray, "groups p rows nodes"], Float[np.ndarray, " groups"]]

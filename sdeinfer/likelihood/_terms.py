@@ -127,18 +127,13 @@ class Moments(eqx.Module):
         """The moments at an array of indices into the leading axis of widths."""
         return jax.tree.map(lambda x: x[width], self)
 
-    def mean(self, terms: Terms) -> Float[Any, "... p"]:
-        """Mean Σ_s θ_s b_s of each term."""
-        return (self.drift[..., None] * terms.drift).sum(axis=-2)
-
-    def common_variance(self, e: Float[Any, "... p"]) -> Float[Any, "... p"]:
-        """The part noise + mixing · e of v."""
-        return self.noise + self.mixing * e
-
-    def own_variance(self, e: Float[Any, "... p"], features: Float[Any, "... features p"]) -> Float[Any, "... p"]:
-        """The part Σ_k (w_k + w′_k e)(f_k − f̄_k) of v, for `features` f − f̄."""
-        weight = self.variance[..., None] + self.variance_mixing[..., None] * e[..., None, :]
-        return (weight * features).sum(axis=-2)
+    def mean_and_variance(self, terms: Terms) -> tuple[Float[Any, "... p"], Float[Any, "... p"]]:
+        """Mean and variance of each increment, by moments of features with f̄ = 0."""
+        mean = (self.drift[..., None] * terms.drift).sum(axis=-2)
+        common = self.noise + self.mixing * terms.mixing
+        weight = self.variance[..., None] + self.variance_mixing[..., None] * terms.mixing[..., None, :]
+        own = (weight * terms.variance).sum(axis=-2)
+        return mean, common * at_least_a_quarter(own / common)
 
 
 def moments_of(law: FiniteWidth, centre: Float[Any, "features p"] | None = None) -> Moments:
@@ -203,11 +198,7 @@ def laws_on_host(
 ) -> FiniteWidth:
     """The laws of a layer at points of its coordinates, by NumPy in float64; the leading axes are of points and widths.
 
-    Arguments:
-        kind: the kind of layer; with formulas for JAX alone they are computed operation by operation.
-        u: `Coordinates.unconstrained` at each point.
-        widths: the widths n.
-        law: "finite-width" or "limit".
+    Of a kind with formulas for JAX alone they are computed operation by operation.
     """
     features = (len(VARIANCE_FEATURES),)
     axes: dict[str, tuple[int, ...]] = {"variance": features, "variance_mixing": features}

@@ -128,16 +128,15 @@ class Path:
         V, gap = np.stack([starts, ends], axis=1), np.ones(1, int)
         return Path(V, width, number, 0 * number, gap=gap, pattern=self.pattern, others=self.others)
 
-    def require_densities(self, chosen: np.ndarray | None = None, *, ends: bool = False) -> None:
+    def require_densities(self, *, ends: bool = False) -> None:
         """Check that transitions have densities."""
-        path = self if chosen is None else self.take(chosen)
         for later in (0, 1) if ends else (0,):
-            for block in path.blocks():
-                flat = singular(path.covariance[path.network[block], path.layer[block] + later])
+            for block in self.blocks():
+                flat = singular(self.covariance[self.network[block], self.layer[block] + later])
                 if flat.any():
                     first = block[np.argmax(flat)]
                     numbers = self.first_layer + np.cumsum([0, *self.gap])
-                    network, layer = self.first + int(path.network[first]), float(numbers[path.layer[first] + later])
+                    network, layer = self.first + int(self.network[first]), float(numbers[self.layer[first] + later])
                     raise InputError(
                         f"covariance: network {network}, layer {layer:g}: singular, so that its transition has no "
                         "density (two tokens coincide, up to rounding)"

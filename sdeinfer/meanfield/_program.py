@@ -19,9 +19,10 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from sdeinfer._files import InputError
+from sdeinfer.infer._assume import pose
 from sdeinfer.infer._chains import Draws
 from sdeinfer.infer._predictive import labelled_predictions
-from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Prepared, pose, stamp
+from sdeinfer.infer._problem import NETWORK, AbstractProblem, Labels, Prepared, stamp
 from sdeinfer.likelihood import AbstractModel
 from sdeinfer.likelihood._assumptions import Prior, checked_priors, sample_or_fix
 from sdeinfer.meanfield._flow import SelfAttentionFlow
@@ -237,11 +238,11 @@ class Tokens(AbstractProblem):
         tests = score_tests(NoisyLayers(path.flow_at(beta), step, noise, path), path.observed, sds)
         return super().label(labels, prepared, before, draws) | {"score_tests": tests}
 
-    def attributes(self, data: xr.Dataset, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
+    def attributes(self, labels: Labels, prepared: Prepared, draws: Draws) -> dict[str, Any]:
         """Those of the data, and the fixed parameters."""
         fixed = {f"fixed_{name}": value for name, value in self.fixed.items()}
         identified = " ".join(draws.log_prior)
-        return {**data.attrs, **fixed, "model": self.model.name, "identified": identified, **stamp()}
+        return {**prepared.data.attrs, **fixed, "model": self.model.name, "identified": identified, **stamp()}
 
 
 @pose.register

@@ -20,18 +20,26 @@ from sdeinfer.parameters import BIJECTIONS, GAMMA, TAU0, Parameter
 
 
 class OfLayer:
-    """A module that has the law of a layer at initialisation.
-
-    Attributes:
-        layer_type: the type of the layer.
-    """
+    """A module that has the law of a layer at initialisation."""
 
     layer_type: ClassVar[type[AbstractLayer]]
 
     @classmethod
     def of[M: "OfLayer"](cls: type[M], layer: AbstractLayer, width: int, **options: Any) -> M:
         """The module of a layer at one width."""
-        return cls(width, **_arguments(layer, cls.layer_type), **options)  # pyright: ignore[reportCallIssue]
+        if not isinstance(layer, cls.layer_type):
+            hint = "; take the layer at a depth-time, layer.at(t)" if isinstance(layer, OverDepth) else ""
+            raise InputError(f"layer: a {cls.layer_type.__name__} is needed, got {type(layer).__name__}{hint}")
+        fields = given(**{field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)})
+        fields |= {name: float(value) for name, value in check_parameters(layer).parameters().items()}
+        if "pattern" in fields:
+            pattern = fields.pop("pattern")
+            if pattern not in (EVERY_TOKEN, CAUSAL):
+                raise InputError(
+                    f"pattern: modules are causal or not and take any mask with X; the layer has {pattern}"
+                )
+            fields["causal"] = pattern.causal
+        return cls(width, **fields, **options)  # pyright: ignore[reportCallIssue]
 
 
 def residual_weights(gamma: float) -> tuple[float, float]:
@@ -58,21 +66,6 @@ def relu_slopes(c_plus: float, c_minus: float, width: int) -> tuple[float, float
     s_plus, s_minus = 1 + float(c_plus) / math.sqrt(width), 1 + float(c_minus) / math.sqrt(width)
     he = math.sqrt(2 / (s_plus**2 + s_minus**2))
     return he * s_plus, he * s_minus
-
-
-def _arguments(layer: AbstractLayer, kind: type[AbstractLayer]) -> dict[str, Any]:
-    """The arguments of a module that are in a layer."""
-    if not isinstance(layer, kind):
-        hint = "; take the layer at a depth-time, layer.at(t)" if isinstance(layer, OverDepth) else ""
-        raise InputError(f"layer: a {kind.__name__} is needed, got {type(layer).__name__}{hint}")
-    fields = given(**{field.name: getattr(layer, field.name) for field in dataclasses.fields(layer)})
-    fields |= {name: float(value) for name, value in check_parameters(layer).parameters().items()}
-    if "pattern" in fields:
-        pattern = fields.pop("pattern")
-        if pattern not in (EVERY_TOKEN, CAUSAL):
-            raise InputError(f"pattern: modules are causal or not and take any mask with X; the layer has {pattern}")
-        fields["causal"] = pattern.causal
-    return fields
 
 
 def _in_range(parameter: Parameter, value: float) -> float:

@@ -89,17 +89,14 @@ def host_chain(
     for number in range(observed * observe_every):
         before, current_layer = current_layer, layer.at(layer_time(np.int32(number), width, V.dtype))
         if current_layer is not before:
-            parts = jax.tree.map(lambda value: np.asarray(value, V0.dtype), _in_parts(current_layer))
+            # The parts of a shaped Transformer are not made again at each depth.
+            parts = Stack(current_layer.parts) if isinstance(current_layer, AbstractStack) else current_layer
+            parts = jax.tree.map(lambda value: np.asarray(value, V0.dtype), parts)
         V = parts.forward_covariance(V, width=width, keys=layers.fold_in(number))
         if (number + 1) % observe_every == 0:
             full: Any = whole(V)[:, :, 0]
             path[:, (number + 1) // observe_every] = np.moveaxis((full + transpose(full)) / 2, -1, 0)
     return path
-
-
-def _in_parts(layer: AbstractLayer) -> AbstractLayer:
-    """The same layer; the parts of a shaped Transformer are not made again at each depth."""
-    return Stack(layer.parts) if isinstance(layer, AbstractStack) else layer
 
 
 def check_chain_width(layer: AbstractLayer, *, tokens: int, width: int) -> None:

@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -95,29 +95,19 @@ def sample_networks(
     V0 = validate_covariance(V0)
     V0 = V0.astype(jax.dtypes.canonicalize_dtype(V0.dtype))
     layer = check_parameters(layer)
-    observed = depth // observe_every
+    sizes: dict[str, Any] = {"width": width, "observe_every": observe_every, "observed": depth // observe_every}
     phase("sampling networks")
     with ProgressBar(total=networks, desc="networks", show=progress) as bar:
         if method == "chain":
             check_chain_width(layer, tokens=len(V0), width=width)
-            starts = np.broadcast_to(np.asarray(V0), (networks, *V0.shape))
-            covariance = sample_chains(
-                layer,
-                starts,
-                width=width,
-                observed=observed,
-                observe_every=observe_every,
-                first=first_network,
-                done=bar.update,
-                key=key,
-            )
+            starts = np.broadcast_to(V0, (networks, *V0.shape))
+            covariance = sample_chains(layer, starts, **sizes, first=first_network, done=bar.update, key=key)
         else:
-            sizes = {"width": width, "observe_every": observe_every, "observed": observed}
             covariance = _sample_weights(layer, V0, networks, **sizes, done=bar.update, key=key)
     data = covariance_dataset(
         covariance,
         width=width,
-        layers=observe_every * np.arange(observed + 1),
+        layers=observe_every * np.arange(sizes["observed"] + 1),
         architecture=layer if is_named(layer) else None,
         truth={name: float(value) for name, value in layer.parameters().items()},
     )

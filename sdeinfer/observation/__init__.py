@@ -10,7 +10,7 @@ from sdeinfer.observation._dataset import validate as validate
 from sdeinfer.observation._dataset import validate_tokens as validate_tokens
 from sdeinfer.observation._doubts import LowPrecisionWarning as LowPrecisionWarning
 from sdeinfer.observation._observe import observe as observe
-from sdeinfer.observation._observe_branches import observe_branches as observe_branches
+from sdeinfer.observation._observe import observe_branches as observe_branches
 from sdeinfer.observation._observer import Observer as Observer
 from sdeinfer.observation._observer import take as take
 from sdeinfer.observation._store import read as read

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,6 @@ import xarray as xr
 from sdeinfer._files import InputError, first_line
 
 
-@runtime_checkable
-class Shaped(Protocol):
-    """An array of any library."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of its axes."""
-        ...
-
-
 def as_array(values: Any, name: str) -> np.ndarray:
     """Read an array through `__array__` or DLPack, in its own type, without a copy if its library allows."""
     if isinstance(values, str | Path):
@@ -35,7 +25,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
     if isinstance(values, Mapping):
         raise InputError(f"{name}: an array is needed, got a dict of {', '.join(map(str, values)) or 'nothing'}")
     values = _on_host(values, name)
-    if isinstance(values, list | tuple) and any(isinstance(value, Shaped) for value in values):
+    if isinstance(values, list | tuple) and any(hasattr(value, "shape") for value in values):
         values = [as_array(value, name) for value in values]
         shapes = list(dict.fromkeys(value.shape for value in values))
         if len(shapes) > 1:

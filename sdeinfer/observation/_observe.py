@@ -1,6 +1,6 @@
-"""Reduce hidden states, or networks that produce them, to the Dataset of their covariances."""
+"""Reduce hidden states or networks to the covariances of the residual stream, or of what branches read and add."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._pattern import EVERY_TOKEN
-from sdeinfer.observation._arrays import Shaped, as_array, in_order
+from sdeinfer.observation._arrays import as_array, in_order
+from sdeinfer.observation._branch_observer import BranchObserver, joined_branches
 from sdeinfer.observation._doubts import require_layers
-from sdeinfer.observation._networks import observe_networks
+from sdeinfer.observation._networks import observe_branches_of, observe_networks
 from sdeinfer.observation._observer import Observer
 from sdeinfer.passes._models import is_network
 
@@ -89,24 +90,103 @@ def observe(
         return observe_networks(hidden_states, inputs, **draws, **choice)
     if networks is not None:
         raise InputError("networks: are drawn by a function, and hidden states were given")
-    observer = Observer(_width(inputs, width), tokens=tokens, prompts=prompts, pattern=pattern or EVERY_TOKEN)
+    if inputs is not None and not isinstance(inputs, int | np.integer):
+        raise InputError(f"inputs: are for networks, and hidden states were given; got {shown(inputs)}")
+    width = width if inputs is None else int(inputs)
+    observer = Observer(width, tokens=tokens, prompts=prompts, pattern=pattern or EVERY_TOKEN)
     if isinstance(hidden_states, xr.DataArray) and layers is None and "layer" in hidden_states.coords:
         layers = hidden_states["layer"].values
-    for state in layers_of_states(hidden_states):
+    for state in _layers_of(hidden_states):
         observer.add(state)
     if not isinstance(hidden_states, Iterator | xr.DataArray) and observer.corners:
         require_layers(observer.corners, observer.reader.shape)
     return observer.dataset(layers=layers)
 
 
-def _width(inputs: Any, width: int | None) -> int | None:
-    """The width, which is the second argument beside hidden states."""
-    if inputs is not None and not isinstance(inputs, int | np.integer):
-        raise InputError(f"inputs: are for networks, and hidden states were given; got {shown(inputs)}")
-    return width if inputs is None else int(inputs)
+def observe_branches(
+    hidden_states: Any,
+    inputs: Any = None,
+    width: int | None = None,
+    *,
+    tokens: Any = None,
+    pattern: Pattern | None = None,
+    networks: int | None = None,
+    stream: str | None = None,
+    recipe: Any = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> xr.Dataset:
+    """Reduce what residual branches read and add to covariances, of networks or of a residual stream.
+
+    `observe_branches(model, inputs)` runs a network of PyTorch, Flax or Equinox twice: a first pass shows its residual
+    stream and its branches, a second one their values. The Dataset says which blocks they are, see `si.blocks.of`, so
+    that `si.fit(si.models.branches, data)` needs no architecture.
+
+    `observe_branches(hidden_states, kinds)` takes the stream before the first and after every branch; increments are
+    its differences. If branches arrive one at a time, pass them to a `BranchObserver`. The networks must be
+    independent, each with weights of its own.
+
+    Arguments:
+        hidden_states: a network, a function that makes one of a seed, a `key` or `rngs`, or (function, parameters). Or
+            the stream, as `observe` takes it: shape (networks, branches + 1, tokens, width) or (networks, branches + 1,
+            prompts, tokens, width), or one array after another. Between two of them must be one branch, added without a
+            norm or a factor.
+        inputs: the network's input, see `si.audit`; None for tokens, images or vectors that fit. Of hidden states, the
+            kinds of the branches, repeated in turn: ("attention", "mlp") for the blocks of a Transformer.
+        width: n, to be checked; None for any.
+        tokens: the tokens of each prompt to observe, see `observe`.
+        pattern: which tokens each token attends to, see `observe`.
+        networks: number of networks to draw; None for 1.
+        stream: see `observe`.
+        recipe: a recipe of `si.audit`, or its name, for standard deviations that are declared, not measured.
+        seed: seed of the networks.
+        progress: see `observe`.
+
+    Returns:
+        The Dataset of `branches_dataset`. Of networks, the attribute `blocks` holds their blocks, or `no_blocks` the
+        reason why there are none; of hidden states `reads` is "stream".
+
+    Raises:
+        InputError: as `BranchObserver.add`, for kinds that do not divide the branches, and for networks without a
+            residual stream of branches that each read one tensor.
+    """
+    if is_network(hidden_states):
+        draws = {"networks": 1 if networks is None else networks, "stream": stream, "seed": seed, "progress": progress}
+        choice = {"tokens": tokens, "pattern": pattern, "width": width}
+        return observe_branches_of(hidden_states, inputs, recipe=recipe, **draws, **choice)
+    if networks is not None:
+        raise InputError("networks: are drawn by a function, and hidden states were given")
+    return _of_stream(hidden_states, inputs, width, tokens=tokens, pattern=pattern or EVERY_TOKEN)
 
 
-def layers_of_states(hidden_states: Any) -> Iterator[Any]:
+def _of_stream(
+    hidden_states: Any, kinds: Sequence[str], width: int | None, *, tokens: Any, pattern: Pattern
+) -> xr.Dataset:
+    """The branches between states of a stream."""
+    if not kinds or isinstance(kinds, str):
+        raise InputError(f"kinds: a list of at least one kind is needed, got {kinds!r}")
+    # The stream itself is observed for its checks, and for the warning of rounding, which grows in the differences.
+    stream = Observer(width, tokens=tokens, pattern=pattern)
+    observers: list[BranchObserver] = []
+    before = None
+    for branch, state in enumerate(_layers_of(hidden_states), start=-1):
+        stream.add(state)
+        after = as_array(state, "hidden_states").astype(np.float64)
+        if before is None:
+            settings = {"tokens": tokens, "pattern": pattern, "reads": "stream"}
+            observers = [BranchObserver(width, **settings, network=number) for number in range(len(after))]
+        else:
+            for observer, U, X in zip(observers, before, after, strict=True):
+                observer.add(U, X - U, kind=kinds[branch % len(kinds)])
+        before = after
+    stream.dataset()
+    branches = len(stream.covariances) - 1
+    if branches % len(kinds):
+        raise InputError(f"kinds: {len(kinds)} kinds do not divide the {branches} branches of the hidden states")
+    return joined_branches(observers)
+
+
+def _layers_of(hidden_states: Any) -> Iterator[Any]:
     """The hidden states of one layer after another, see `observe`."""
     # Nested lists are one array, not a list of layers.
     if isinstance(hidden_states, Iterator) or (
@@ -116,7 +196,7 @@ def layers_of_states(hidden_states: Any) -> Iterator[Any]:
         return
     if isinstance(hidden_states, xr.DataArray):
         hidden_states = in_order(hidden_states, ("network", "layer", "prompt", "token", "width"), "hidden_states")
-    X: Any = hidden_states if isinstance(hidden_states, Shaped) else as_array(hidden_states, "hidden_states")
+    X: Any = hidden_states if hasattr(hidden_states, "shape") else as_array(hidden_states, "hidden_states")
     if len(X.shape) not in (4, 5) or 0 in X.shape:
         raise InputError(
             "hidden_states: shape (networks, layers, tokens, width), or (networks, layers, prompts, tokens, width), "

@@ -41,11 +41,11 @@ class TokenReader:
         if not self.shape:
             self._start(X.shape, where)
         tokens = math.prod(self.shape[len(self._leading) : -1])
-        joined_observers = (*self.shape[: len(self._leading)], tokens, self.shape[-1])
+        joined = (*self.shape[: len(self._leading)], tokens, self.shape[-1])
         # OPT joins the dimensions of prompts and tokens before its MLP.
-        if X.shape not in (self.shape, joined_observers):
+        if X.shape not in (self.shape, joined):
             raise InputError(f"{where}: has shape {X.shape}, where the first has {self.shape}")
-        X = X.reshape(joined_observers)
+        X = X.reshape(joined)
         return X if np.array_equal(self._observed, np.arange(tokens)) else X[..., self._observed, :]
 
     def _start(self, shape: tuple[int, ...], where: str) -> None:
@@ -211,7 +211,7 @@ def joined_observers(observers: Sequence[Observer], *, layers: ArrayLike | None 
     data = data.assign_coords({SHORTCUT: (("network", "layer"), shortcuts)})
     _warn_of_rounding(observers)
     numbers = {"network": observers[0].first_network + data["network"].values}
-    return data.assign_coords(numbers | (observers[0].labels if len(observers) == 1 else {}))
+    return data.assign_coords(numbers | observers[0].labels)
 
 
 def _warn_of_rounding(observers: Sequence[Observer]) -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import xarray as xr
 
 from sdeinfer._files import ZARR, InputError, readable
-from sdeinfer.covariance import Pattern
-from sdeinfer.covariance._pattern import EVERY_TOKEN
 from sdeinfer.observation._arrays import library
 from sdeinfer.observation._observer import Observer
 from sdeinfer.observation._store import opened, reading
@@ -28,9 +26,7 @@ class StoredStates(NamedTuple):
     read: Callable[[int, slice], Any]
 
 
-def observe_file(
-    path: str | Path, *, width: int | None = None, prompts: Any = None, pattern: Pattern = EVERY_TOKEN
-) -> Iterator[xr.Dataset]:
+def observe_file(path: str | Path, *, prompts: Any = None) -> Iterator[xr.Dataset]:
     """Observe hidden states in a file, with some networks and two layers in memory at a time."""
     path = readable(path)
     with ExitStack() as stack:
@@ -41,7 +37,7 @@ def observe_file(
         network_bytes = 8 * observed * (2 * features + len(stored.layers) * observed)
         at_once = max(1, BYTES_AT_ONCE // network_bytes)
         for first in range(0, stored.shape[0], at_once):
-            observer = Observer(width, prompts=prompts, pattern=pattern, first_network=first)
+            observer = Observer(prompts=prompts, first_network=first)
             for layer in range(len(stored.layers)):
                 with reading(path, path.suffix):  # a truncated file may open, and fail only where it ends
                     state = stored.read(layer, slice(first, min(first + at_once, stored.shape[0])))

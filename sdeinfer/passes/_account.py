@@ -18,7 +18,7 @@ from sdeinfer.passes._graph import Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._places import numbers_along
 from sdeinfer.passes._record import Node, Record, StoredTensor
-from sdeinfer.passes._stream import Link, layers_of, width_of
+from sdeinfer.passes._stream import Link
 
 MOST_EXPERTS = 256
 """Number of equal blocks of an array up to which each is a matrix."""
@@ -147,12 +147,12 @@ class Account:
     @property
     def layers(self) -> int:
         """L, that of the longer one of an encoder and a decoder."""
-        return layers_of(self.streams)
+        return max((chain[-1].layer + 1 for chain in self.streams), default=0)
 
     @property
     def width(self) -> int:
         """The width n of the longest stream."""
-        return width_of(self.streams)
+        return max(self.streams, key=len)[0].sum.shape[-1] if self.streams else 0
 
     def plain_source(self, array: str) -> Source | None:
         """A writer's output in the sum; None for other arrays, or where a norm or a parameter is between."""
@@ -274,19 +274,13 @@ def _outputs_first(product: Node, parameter: StoredTensor) -> bool:
     return first
 
 
-def _numbered_outputs(record: Record, product: Node) -> Any:
-    """An array of the shape of a product that holds the number of each output."""
-    axes = product.about.get("output_axes")
-    return record.columns(product.shape) if axes is None else numbers_along(product.shape, axes)
-
-
 def columns_of(record: Record, source: Source) -> np.ndarray | None:
     """The outputs of a product that are in a tensor which is linear in it; None if these are not known."""
-    columns = []
+    columns, shape, axes = [], source.node.shape, source.node.about.get("output_axes")
     for moves in source.moves:
         if moves is None:
             return None
-        values = _numbered_outputs(record, source.node)
+        values = record.columns(shape) if axes is None else numbers_along(shape, axes)
         try:
             for node in moves:
                 values = node.moved(values)  # pyright: ignore[reportOptionalCall]

@@ -226,19 +226,9 @@ class Graph:
 
     def _before(self, source: Source, *, activations: bool) -> Iterator[Source]:
         node = source.node
-        match node.kind:
-            case "view" | "join":
-                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
-            case "sum" | "scale":
-                inputs, factors = node.inputs, node.factors
-            case "gate" | "contraction":
-                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
-            case "norm":
-                inputs, factors = node.inputs[:1], (1.0,)
-            case "other" if activations:
-                inputs, factors = node.inputs, (1.0,) * len(node.inputs)
-            case _:
-                return
+        if node.kind in ("softmax", "random") or (node.kind == "other" and not activations):
+            return
+        factors = node.factors if node.kind in ("sum", "scale") else (1.0,) * len(node.inputs)
         scales = source.scales + (node.parameters if node.kind == "scale" else ())
         gated, normed = source.gated or node.kind == "gate", source.normed or node.kind == "norm"
         offset = node.kind == "sum" and len(node.inputs) == 1 and node.shape == node.inputs[0].shape
@@ -246,6 +236,6 @@ class Graph:
         if node.kind == "view":
             (after,) = source.moves
             moves = (None if node.moved is None or after is None else (node, *after),)
-        for side, factor in zip(inputs, factors, strict=False):
+        for side, factor in zip(node.inputs, factors, strict=False):
             # A factor before a norm does not change the values after it.
             yield Source(side, source.factor if source.normed else source.factor * factor, scales, normed, gated, moves)

@@ -61,13 +61,10 @@ def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Nested mappings, lists and tuples with a function of each leaf."""
     if isinstance(value, Mapping):
         return {key: mapped(item, function) for key, item in value.items()}
-    if isinstance(value, tuple) or (isinstance(value, list) and any(_nested(item) for item in value)):
+    nested = isinstance(value, list) and any(isinstance(x, Mapping) or hasattr(x, "shape") for x in value)
+    if isinstance(value, tuple) or nested:
         return type(value)(mapped(item, function) for item in value)
     return function(value)
-
-
-def _nested(value: Any) -> bool:
-    return isinstance(value, Mapping) or hasattr(value, "shape")
 
 
 def as_tensor(value: Any, module: Any) -> Any:

@@ -24,7 +24,9 @@ def made(model: Any, seed: int) -> Any:
     """A model, or what a function makes of a seed; of JAX of a `key`, of Flax of `rngs`; PyTorch is seeded."""
     if not is_torch(model) and is_function(model):
         model = _made(model, seed)
-    return unwrapped(model) if is_torch(model) else model
+    while is_torch(model) and type(model).__name__ in WRAPPED:
+        model = getattr(model, WRAPPED[type(model).__name__])
+    return model
 
 
 def _made(make: Any, seed: int) -> Any:
@@ -57,13 +59,6 @@ def is_pair(given: Any) -> bool:
 def is_torch(model: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def unwrapped(module: Any) -> Any:
-    """The module inside of those that compile or distribute it."""
-    while type(module).__name__ in WRAPPED:
-        module = getattr(module, WRAPPED[type(module).__name__])
-    return module
 
 
 def named(pairs: Any) -> dict[str, Any]:
@@ -99,27 +94,38 @@ def argument_names_of(network: Any) -> list[str] | None:
 
 def function_of(network: Any) -> tuple[Callable[..., Any], dict[str, Any], str]:
     """A function of a list of arrays and inputs, the arrays by name, and what it is called."""
-    if is_pair(network):
-        function, tree = network
-        arrays, rebuilt = _arrays(tree)
-        name = getattr(function, "__name__", type(function).__name__)
-        return (lambda values, *args, **kwargs: function(rebuilt(values), *args, **kwargs)), arrays, name
+    require_model(network)
+    evaluated, named_after = _in_evaluation(network), network[0] if is_pair(network) else type(network)
+    tree, replaced = _parts(evaluated)
+    arrays, rebuilt = _arrays(tree)
+
+    def function(values: list[Any], *args: Any, **kwargs: Any) -> Any:
+        model = replaced(rebuilt(values))
+        return model[0](model[1], *args, **kwargs) if is_pair(model) else model(*args, **kwargs)
+
+    return function, arrays, getattr(named_after, "__name__", type(named_after).__name__)
+
+
+def _in_evaluation(network: Any) -> Any:
+    """A model without dropout."""
+    nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
+    if nnx is not None and isinstance(network, nnx.Module):
+        network = nnx.clone(network)
+        network.eval()
+    elif equinox is not None and isinstance(network, equinox.Module):
+        network = equinox.nn.inference_mode(network)
+    return network
+
+
+def _parts(network: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The pytree of a model's parameters, and a function that makes the model of another one."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(network, nnx.Module):
-        evaluated = nnx.clone(network)
-        evaluated.eval()
-        definition, parameters, state = nnx.split(evaluated, nnx.Param, ...)
-        arrays, rebuilt = _arrays(parameters)
-        return (
-            (lambda values, *args, **kwargs: nnx.merge(definition, rebuilt(values), state)(*args, **kwargs)),
-            arrays,
-            type(network).__name__,
-        )
-    require_model(network)
-    equinox = sys.modules.get("equinox")
-    evaluated = equinox.nn.inference_mode(network) if equinox and isinstance(network, equinox.Module) else network
-    arrays, rebuilt = _arrays(evaluated)
-    return (lambda values, *args, **kwargs: rebuilt(values)(*args, **kwargs)), arrays, type(network).__name__
+        definition, parameters, state = nnx.split(network, nnx.Param, ...)
+        return parameters, lambda tree: nnx.merge(definition, tree, state)
+    if is_pair(network):
+        return network[1], lambda tree: (network[0], tree)
+    return network, lambda tree: tree
 
 
 def shapes_of(network: Any) -> dict[str, tuple[int, ...]]:
@@ -149,7 +155,7 @@ def _arrays(tree: Any) -> tuple[dict[str, Any], Callable[[list[Any]], Any]]:
         for place, (_, leaf) in enumerate(pairs)
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)  # bfloat16 is none of NumPy's
     ]
-    names = [".".join(_key(part) for part in pairs[place][0]) for place in places]
+    names = [jax.tree_util.keystr(pairs[place][0], simple=True, separator=".") for place in places]
     arrays = {name.removesuffix(".value"): pairs[place][1] for name, place in zip(names, places, strict=True)}
 
     def rebuilt(values: list[Any]) -> Any:
@@ -162,20 +168,10 @@ def _arrays(tree: Any) -> tuple[dict[str, Any], Callable[[list[Any]], Any]]:
 
 
 def _replaced(network: Any, new: Mapping[str, np.ndarray]) -> Any:
-    """A model with arrays in the places of others."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(network, nnx.Module):
-        definition, parameters, state = nnx.split(network, nnx.Param, ...)
-        return nnx.merge(definition, _with(parameters, new), state)
-    if isinstance(network, tuple):
-        return network[0], _with(network[1], new)
-    return _with(network, new)
-
-
-def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
-    """Arrays in the places of others, as "w", or as "w[2]" for a part of a stack that a loop cuts."""
+    """A model with arrays in the places of others, as "w", or as "w[2]" for a part of a stack that a loop cuts."""
     import jax.numpy as jnp
 
+    tree, replaced = _parts(network)
     leaves, rebuilt = _arrays(tree)
     arrays = {name: np.array(leaf) for name, leaf in leaves.items()}
     for key, values in new.items():
@@ -183,11 +179,4 @@ def _with(tree: Any, new: Mapping[str, np.ndarray]) -> Any:
         while name not in arrays and (cut := re.fullmatch(r"(.*)\[(\d+)\]", name)):
             name, index = cut[1], (int(cut[2]), *index)
         arrays[name][index] = values.reshape(arrays[name][index].shape)
-    return rebuilt([jnp.asarray(arrays[name], leaf.dtype) for name, leaf in leaves.items()])
-
-
-def _key(part: Any) -> str:
-    for name in ("name", "key", "idx"):
-        if hasattr(part, name):
-            return str(getattr(part, name))
-    return str(part)
+    return replaced(rebuilt([jnp.asarray(arrays[name], leaf.dtype) for name, leaf in leaves.items()]))

@@ -146,11 +146,6 @@ def contracted(left: Node, right: Node, shape: tuple[int, ...], name: str, sizes
     return Node("contraction", live, shape, name, (), (scale,), about=sizes)
 
 
-def convolved(weight: Node, live: tuple[Node, ...], shape: tuple[int, ...], name: str, sizes: dict) -> Node:
-    """A convolution; its kernel is `weight`."""
-    return Node("convolution", live, shape, name, weight.parameters, about=sizes | {"weight": weight})
-
-
 def of_torch(name: str, args: tuple, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
     """The node of what an operation of PyTorch returns, by its arguments."""
     live = live_among(inputs)
@@ -169,11 +164,8 @@ def _convolution(inputs: list[Node], shape: tuple[int, ...], name: str, groups: 
     weight = inputs[1]
     area, (first, second) = math.prod(weight.shape[2:]), weight.shape[:2]
     out, read = (second * groups, first // groups) if transposed else (first, second)
-    sizes = {"fan_in": read * area, "fan_out": out * area, "groups": groups}
-    live = live_among(inputs)
-    node = convolved(weight, live, shape, name, sizes)
-    node.parameters = names_of(inputs)
-    return node
+    about = {"fan_in": read * area, "fan_out": out * area, "groups": groups, "weight": weight}
+    return Node("convolution", live_among(inputs), shape, name, names_of(inputs), about=about)
 
 
 def _matrix(name: str, kwargs: dict[str, Any], inputs: list[Node], shape: tuple[int, ...]) -> Node:
@@ -244,8 +236,9 @@ def of_jax(name: str, parameters: Mapping[str, Any], inputs: list[Node], shape: 
         weight, groups = inputs[1], parameters["feature_group_count"]
         out, read, *_ = parameters["dimension_numbers"].rhs_spec
         area = math.prod(weight.shape) // (weight.shape[out] * weight.shape[read])
-        sizes = {"fan_in": weight.shape[read] * area, "fan_out": weight.shape[out] * area, "groups": groups}
-        return convolved(weight, live, shape, name, sizes)
+        fans = {"fan_in": weight.shape[read] * area, "fan_out": weight.shape[out] * area}
+        about = fans | {"groups": groups, "weight": weight}
+        return Node("convolution", live, shape, name, weight.parameters, about=about)
     if is_a(name, "sum"):
         inputs = [inputs[0], inputs[-1]]
         return node_of(name, inputs, shape, factors=(1.0, -1.0 if name == "sub" else 1.0))

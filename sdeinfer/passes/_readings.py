@@ -53,9 +53,10 @@ class Reading:
     even: bool = True
     zeros: tuple[str, ...] = ()
 
-    def multiplies_by(self, gain: float, tolerance: float) -> bool:
+    def multiplies_by(self, gain: float) -> bool:
         """Whether the factor is this one, up to ε."""
-        return self.least * (1 - tolerance) * abs(gain) <= self.factor <= (1 + tolerance) * abs(gain)
+        least, most = self.least * (1 - LOG_SD_TOLERANCE) * abs(gain), (1 + LOG_SD_TOLERANCE) * abs(gain)
+        return least <= self.factor <= most
 
     @property
     def normed(self) -> bool:

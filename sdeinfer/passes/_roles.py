@@ -9,7 +9,7 @@ from sdeinfer.passes._attention import Logits, attention_of, score_product_of, s
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
-from sdeinfer.passes._stream import Link, kind_of, layers_of, streams_of, width_of
+from sdeinfer.passes._stream import Link, kind_of, streams_of
 
 LARGEST_ROUTER = 512
 """Number of outputs up to which a product that choices follow from is a router: one a choice of experts."""
@@ -45,8 +45,9 @@ def account_of(graph: Graph) -> Account:
             for node in nodes:
                 places.setdefault(node.number, (link.layer, chain[-1].layer + 1))
     _outside(graph, streams, roles)
-    matrices, gains = _Matrices(graph, streams, roles, places).by_name()
-    return Account(graph, streams, matrices, uses, writers, logits, gains)
+    account = Account(graph, streams, {}, uses, writers, logits, {})
+    account.matrices |= _Matrices(account, roles, places).by_name()
+    return account
 
 
 def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[Logits]:
@@ -158,15 +159,14 @@ def _of_one_expert(matrix: Matrix, experts: int) -> Matrix:
 class _Matrices:
     """The matrices of each parameter, by the first use that says what they are; gains of norms as they are used."""
 
-    def __init__(self, graph: Graph, streams: list[list[Link]], roles: Roles, places: dict[int, tuple[int, int]]):
-        self.graph, self.roles, self.places = graph, roles, places
-        self.width, self.layers = width_of(streams), layers_of(streams)
+    def __init__(self, account: Account, roles: Roles, places: dict[int, tuple[int, int]]):
+        self.graph, self.gains, self.roles, self.places = account.graph, account.gains, roles, places
+        self.width, self.layers = account.width, account.layers
         self.inside = sum(1 << number for number in places)
         self.matrices: dict[str, list[Matrix]] = {}
-        self.gains: dict[str, list[tuple[float, float]]] = {}
 
-    def by_name(self) -> tuple[dict[str, Matrix], dict[str, list[tuple[float, float]]]]:
-        """All matrices by name, and the gains."""
+    def by_name(self) -> dict[str, Matrix]:
+        """All matrices by name."""
         for node in self.graph.record.nodes:
             if node.kind in PRODUCTS and node.parameters:
                 self._product(node)
@@ -180,7 +180,7 @@ class _Matrices:
                 self._added(node)
         matrices = {matrix.name: matrix for array in self.matrices.values() for matrix in array}
         experts = {matrix.layer: matrix.fan_out for matrix in matrices.values() if matrix.role == "router"}
-        return {name: _of_one_expert(m, experts.get(m.layer, 0)) for name, m in matrices.items()}, self.gains
+        return {name: _of_one_expert(m, experts.get(m.layer, 0)) for name, m in matrices.items()}
 
     def _note(self, name: str, role: str, node: Node, fans: tuple[int, int] = (0, 0), of: str = "", parts=None) -> None:
         if name not in self.graph.record.parameters:

@@ -42,12 +42,13 @@ class Link:
         return f"{self.kind}, layer {self.layer}"
 
     @property
-    def start(self) -> "Link":
-        """The first sum of its stream."""
-        link = self
-        while link.before is not None:
+    def chain(self) -> list["Link"]:
+        """The sums of its stream up to this one."""
+        links, link = [], self
+        while link is not None:
+            links.append(link)
             link = link.before
-        return link
+        return links[::-1]
 
     def inside(self, graph: Graph) -> int:
         """The nodes between the stream and what is added, as a set of bits."""
@@ -78,14 +79,7 @@ def streams_of(graph: Graph) -> list[list[Link]]:
         elif not repeats and number in [recent_link.skip.origin.number for recent_link in recent]:
             link.again = "the stream is added to a sum that has it already, and counts twice"
     followed = {id(link.before) for link in links}
-    chains = []
-    for link in links:
-        if id(link) not in followed:
-            chain, member = [], link
-            while member is not None:
-                chain.append(member)
-                member = member.before
-            chains.append(chain[::-1])
+    chains = [link.chain for link in links if id(link) not in followed]
     chains.sort(key=lambda chain: (len(chain), chain[-1].sum.number), reverse=True)
     streams: list[list[Link]] = []
     for chain in chains:
@@ -97,16 +91,6 @@ def streams_of(graph: Graph) -> list[list[Link]]:
     return sorted(streams, key=lambda chain: chain[0].sum.number)
 
 
-def layers_of(streams: list[list[Link]]) -> int:
-    """L, that of the longer one of an encoder and a decoder."""
-    return max((chain[-1].layer + 1 for chain in streams), default=0)
-
-
-def width_of(streams: list[list[Link]]) -> int:
-    """The width n of the longest stream."""
-    return max(streams, key=len)[0].sum.shape[-1] if streams else 0
-
-
 def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
     """Whether a sum of a stream has a tensor already: an earlier state of it, or what one of the last two added."""
     if early in [recent_link.branch.origin for recent_link in (link, link.before) if recent_link is not None]:
@@ -114,7 +98,8 @@ def _has(graph: Graph, link: Link, early: Node, links: dict[int, Link]) -> bool:
     before = links.get(early.number)
     if before is link or not graph.depends(link.sum, early):
         return False
-    return link.start.skip.origin is early or (before is not None and before.start is link.start)
+    start = link.chain[0]
+    return start.skip.origin is early or (before is not None and before.chain[0] is start)
 
 
 def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
@@ -126,7 +111,7 @@ def _link(graph: Graph, node: Node, links: dict[int, Link]) -> Link | None:
         if before is None and state.kind == "norm" and not is_a(state.operation, "batch"):
             inner = graph.term(state.inputs[0]).origin
             before, normed = links.get(inner.number), inner.number in links
-        starts = [before.start.skip.origin] if before is not None else []
+        starts = [before.chain[0].skip.origin] if before is not None else []
         mask = is_a(state.operation, "truth")
         if mask or graph.has(skip.origin, branch.origin) or branch.origin.number == state.number:
             continue

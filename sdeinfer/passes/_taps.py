@@ -76,8 +76,7 @@ class Branch:
         beside: whether it reads the state that the branch before it reads.
         name: what the names of its matrices have in common.
         readings: what the matrices that read the stream read; one tensor.
-        summand: what it adds, without the factor of the sum.
-        adds: the increment: the summand, or what a norm of it reads.
+        adds: the increment without the factor of the sum: what is added, or what a norm of it reads.
         stream: the other summand of its sum.
         norm: the norm of the increment; None without one.
         factor: the factor of `adds` in the sum; 1 before a norm.
@@ -94,7 +93,6 @@ class Branch:
     beside: bool
     name: str
     readings: tuple[Reading, ...]
-    summand: Node
     adds: Node
     stream: Node
     norm: Node | None
@@ -226,7 +224,6 @@ def _branch(
         beside=beside,
         name=common_beginning(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
         readings=readers,
-        summand=summand,
         adds=summand if norm is None else norm.inputs[0],
         stream=link.sum.inputs[1 - _side_of(account, link)],
         norm=norm,

@@ -1,5 +1,6 @@
 from ._audit import plot_audit as plot_audit
 from ._fit import plot_innovations as plot_innovations
+from ._fit import plot_posterior as plot_posterior
 from ._fit import plot_ranks as plot_ranks
 from ._grid import plot_grid as plot_grid
 from ._grid import plot_tokens as plot_tokens
@@ -8,7 +9,6 @@ from ._over_depth import pair_correlations as pair_correlations
 from ._over_depth import plot_correlation_paths as plot_correlation_paths
 from ._over_depth import plot_gradient_norms as plot_gradient_norms
 from ._over_depth import plot_terminal_correlation as plot_terminal_correlation
-from ._posterior import plot_posterior as plot_posterior
 from ._samples import plot_bands as plot_bands
 from ._samples import plot_densities as plot_densities
 from ._style import finish as finish

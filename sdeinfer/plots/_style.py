@@ -1,16 +1,18 @@
-"""Colours, sizes, frames and legends that all figures share. Tests: `tests/plots/test_style.py`."""
+"""Colours, sizes, frames, legends and ticks of log axes that all figures share. Tests: `tests/plots/test_style.py`."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator
 
 from sdeinfer._files import InputError
 from sdeinfer.parameters import SYMBOLS
-from sdeinfer.plots._log_axis import few_ticks
 
 NETWORKS, SDE, NEUTRAL = "#d1495b", "#2e5eaa", "#777777"
 WRONG = NETWORKS
@@ -20,6 +22,12 @@ STYLES = ("-", "--", "-.", ":")
 
 WIDTH = 5.2
 """Width of a figure in inches: text of 8 to 10 points stays legible where the figure is 400 pixels wide."""
+
+DECADES = 6
+"""Axes of more decades have ticks at every second, third, fifth, tenth, … power of ten."""
+
+PLAIN = (1e-3, 1e4)
+"""Within these limits of an axis ticks are numbers, such as 0.5, in place of powers."""
 
 
 def one_panel(axes: Axes | None, *, height: float = 3.2) -> Axes:
@@ -82,3 +90,37 @@ def symbol_of(name: str) -> str:
     """The symbol of a parameter; that of a part of a stack comes after the part's name."""
     part, dot, parameter = name.rpartition(".")
     return f"{part}{dot}{SYMBOLS[parameter]}" if parameter in SYMBOLS else name
+
+
+class FewDecades(LogLocator):
+    """Ticks at six powers of ten or fewer, 10⁰ among them where it is on the axis."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """The ticks between two limits, in either order."""
+        low, high = sorted((vmin, vmax))
+        if not 0 < low < high < math.inf:
+            return super().tick_values(vmin, vmax)
+        first, last = math.log10(low), math.log10(high)
+        if last - first <= DECADES:
+            return super().tick_values(vmin, vmax)
+        step = next(step for step in (2, 3, 5, 10, 20, 30, 50, 100, 200) if (last - first) / step < DECADES)
+        return 10.0 ** (step * np.arange(math.ceil(first / step), math.floor(last / step) + 1))
+
+
+class PlainNearOne(LogFormatterSciNotation):
+    """Numbers such as 0.5 and 20 on an axis within `PLAIN`, and powers of ten on others."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of a tick, empty for most of the minor ones."""
+        text = super().__call__(x, pos)
+        low, high = sorted(self.axis.get_view_interval())  # pyright: ignore[reportOptionalMemberAccess]
+        return f"{x:g}" if text and PLAIN[0] <= low and high <= PLAIN[1] else text
+
+
+def few_ticks(axes: Axes) -> None:
+    """Set the ticks of axes with a log scale, unless they were chosen."""
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log" and type(axis.get_major_locator()) is LogLocator:
+            axis.set_major_locator(FewDecades())
+            axis.set_major_formatter(PlainNearOne())
+            axis.set_minor_formatter(PlainNearOne())

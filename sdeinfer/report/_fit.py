@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 from sdeinfer._files import write_text
 from sdeinfer._html import render, significant
 from sdeinfer.diagnostics import Check, identification, summarise
-from sdeinfer.diagnostics._posterior import has_prior, with_chains
-from sdeinfer.diagnostics._summary import fixed_of, identified_of, parameters_of
+from sdeinfer.diagnostics._summary import fixed_of, has_prior, identified_of, parameters_of, with_chains
 from sdeinfer.diagnostics._thresholds import LEVEL
 from sdeinfer.layers import kind_in_words
 from sdeinfer.layers._templates import ARCHITECTURES, architecture_in

@@ -33,14 +33,8 @@ def write_tuned(tuned: Tuned, drawn: Mapping[str, Figure], path: str | Path, *, 
         path: the file to write.
         command: the command that reproduces it, if there is one.
     """
-    figures = [(name, CAPTION, inline(figure)) for name, figure in drawn.items()]
-    page = render("tuned.html.jinja", tuned=tuned, figures=figures, provenance=_provenance(tuned), command=command)
-    write_text(path, page)
-
-
-def _provenance(tuned: Tuned) -> dict[str, str]:
     search = tuned.found
-    return {
+    provenance = {
         "architecture": tuned.kind,
         "tokens": str(tuned.V0.shape[-1]) + (f", {len(tuned.V0)} prompts" if len(tuned.V0) > 1 else ""),
         "search": f"{search['paths']} paths, step {search['step']:g}, {search['evaluations']} evaluations, "
@@ -54,3 +48,6 @@ def _provenance(tuned: Tuned) -> dict[str, str]:
         "date": moment(datetime.now(UTC)),
         "page by": versions("sdeinfer", "jax", "diffrax", "scipy"),
     }
+    figures = [(name, CAPTION, inline(figure)) for name, figure in drawn.items()]
+    page = render("tuned.html.jinja", tuned=tuned, figures=figures, provenance=provenance, command=command)
+    write_text(path, page)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from sdeinfer._arguments import numbers
+from sdeinfer._arguments import shown
 from sdeinfer._compiler import padded_size
 from sdeinfer._files import InputError
 from sdeinfer.covariance._matrix import is_concrete
@@ -37,11 +37,6 @@ class Times(eqx.Module):
     steps: Float[Array | np.ndarray, " steps"]
     saved: Float[Array | np.ndarray, " times"]
     end: Float[Array | np.ndarray, ""]
-
-    @property
-    def max_steps(self) -> int:
-        """The number of steps for which the arrays have room."""
-        return len(self.steps) - 2
 
 
 class Grid(NamedTuple):
@@ -87,7 +82,10 @@ def step_grid(ts: ArrayLike, step: float) -> Grid:
             "ts: the times must be known when the solver is compiled, got traced values; inside of jax.jit make them "
             "by NumPy, as np.linspace"
         )
-    times = numbers(ts, "ts", "a non-empty list of finite times")
+    try:
+        times = np.asarray(ts, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"ts: a non-empty list of finite times is needed, got {shown(ts)}") from error
     if times.ndim != 1 or times.size == 0 or not np.isfinite(times).all():
         raise InputError(f"ts: a non-empty list of finite times is needed, got shape {times.shape}")
     if times[0] < 0 or (np.diff(times) <= 0).any():

@@ -1,6 +1,7 @@
 """Paths of the neural covariance SDE."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -18,10 +19,12 @@ from sdeinfer.covariance._matrix import is_concrete, validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import check_parameters
 from sdeinfer.solve._blocks import scan_in_blocks, solve_in_blocks
-from sdeinfer.solve._forwards import along_few_numbers
 from sdeinfer.solve._grid import STEP, Grid, limit_over, limit_over_on_host, step_grid
 from sdeinfer.solve._psd import PSDSplitting
 from sdeinfer.solve._solve import fill_after
+
+FORWARD_SCALARS = 8
+"""Largest number of scalars along which a derivative is computed forwards: more than a shaped layer has parameters."""
 
 
 @checked
@@ -97,6 +100,39 @@ def _scan_traced(layer, V0, grid: Grid, solver: PSDSplitting, paths: int, key):
         return scan_in_blocks(limit, X0, grid, paths=paths, solver=solver, key=key)
 
     return along_few_numbers(paths_of)(layer, V0, solver, key)
+
+
+def along_few_numbers[T](function: Callable[..., T]) -> Callable[..., T]:
+    """Differentiate `function` by tangents where few scalars are perturbed and no arrays, otherwise as JAX does.
+
+    The reverse pass of a solve compiles for five times as long as its tangents, which are one program for all
+    directions. Derivatives of derivatives go the same way.
+    """
+    wrapped = eqx.filter_custom_jvp(function)
+
+    @wrapped.def_jvp
+    def derivative(primals, tangents):
+        directions, structure = jax.tree.flatten(tangents)
+        is_perturbed = jax.tree.map(lambda tangent: tangent is not None, tangents, is_leaf=lambda x: x is None)
+
+        def along(direction, values):
+            """The function, and its tangent along a direction of the perturbed arguments."""
+            perturbed, fixed = eqx.partition(values, is_perturbed)
+            tangent = jax.tree.unflatten(structure, direction)
+            return jax.jvp(lambda perturbed: function(*eqx.combine(perturbed, fixed)), [perturbed], [tangent])
+
+        def with_columns(*values):
+            """The function, and its derivatives by each of the perturbed scalars."""
+            basis = list(jnp.eye(len(directions), dtype=directions[0].dtype))
+            return jax.vmap(lambda direction: along(direction, values), out_axes=(None, 0))(basis)
+
+        if len(directions) > FORWARD_SCALARS or any(map(jnp.ndim, directions)):
+            return along(directions, primals)
+        # Wrapped again, so that the columns have the same rule.
+        output, columns = along_few_numbers(with_columns)(*primals)
+        return output, jax.tree.map(lambda column: jnp.tensordot(jnp.stack(directions), column, 1), columns)
+
+    return wrapped
 
 
 def _raise_unless_covariance(V0: Float[Array, "m m"]) -> Float[Array, "m m"]:

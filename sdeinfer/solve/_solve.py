@@ -46,7 +46,7 @@ def solve_paths(
         y0=X0,
         stepsize_controller=GridSteps(steps),
         saveat=diffrax.SaveAt(ts=jnp.asarray(times.saved), fn=lambda t, X, args: gram(X), solver_state=True),
-        max_steps=times.max_steps,
+        max_steps=len(times.steps) - 2,
         adjoint=diffrax.ForwardMode(),
         throw=False,  # steps of a fixed grid cannot fail
     )

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from sdeinfer.covariance._batched import gram, identity_like, semidefinite_cholesky
+from sdeinfer.layers._wishart import with_tangents
 from sdeinfer.terms import AbstractTerm
 from sdeinfer.terms._base import AddedKernel, is_present
 from sdeinfer.terms._limit import Limit
@@ -59,7 +60,9 @@ def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."]
     """The flows of a step, see `splitting_step`: of all kernels together, of each other drift, of each noise."""
     parts = [(term.of_prompts() if tangents else term, c) for term, c in limit.parts.items()]
     kernels = [kernel for term, c in parts if (kernel := term.kernel(c)) is not None]
-    drifts = [functools.partial(term.flow, c, h=h) for term, c in parts if _overrides_flow(term)]
+    # The flow of `AbstractTerm` does not move X, and need not be compiled.
+    moving = [(term, c) for term, c in parts if type(term).flow is not AbstractTerm.flow]
+    drifts = [functools.partial(term.flow, c, h=h) for term, c in moving]
     ends = np.cumsum([term.columns * len(G) for term, _ in parts])
     noises = [
         functools.partial(term.noise, c, h=h, G=normals)
@@ -70,25 +73,10 @@ def flows_of(limit: Limit, h: Float[Array, ""], G: Float[Array, "k columns ..."]
     # docs/theory/solver.md.
     flows: list[Flow] = [*drifts, *reversed(noises)]
     if tangents:
-        flows = [along_tangents(flow) for flow in flows]
+        flows = [functools.partial(with_tangents, flow) for flow in flows]
     if kernels:
         flows = [functools.partial(kernel_flow, kernels, h=h, tangents=tangents), *flows]
     return flows
-
-
-def _overrides_flow(term: AbstractTerm) -> bool:
-    """Whether a term moves X by its drift: the flow of `AbstractTerm` does not, and need not be compiled."""
-    return type(term).flow is not AbstractTerm.flow
-
-
-def along_tangents(flow: Flow) -> Flow:
-    """The flow of [X; Ẋ] of which X moves by `flow` and Ẋ by its derivative."""
-
-    def of_both(Z):
-        half = len(Z) // 2
-        return jnp.concatenate(jax.jvp(flow, (Z[:half],), (Z[half:],)))
-
-    return of_both
 
 
 def composed(flows: list[Flow], X: Array, odd: Bool[Array, ""]) -> Array:

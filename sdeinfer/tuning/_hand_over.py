@@ -11,8 +11,7 @@ from sdeinfer.auditing._initialise import initialise
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.blocks import Block, LatentAttention, SelfAttention
 from sdeinfer.blocks._attributes import unlike_blocks
-from sdeinfer.blocks.reading._facts import BranchFacts
-from sdeinfer.blocks.reading._gains import NormGain
+from sdeinfer.blocks.reading._facts import BranchFacts, NormGain
 from sdeinfer.blocks.reading._of import reader_of, stack_from, variance_of
 from sdeinfer.blocks.reading._reader import StackReader
 from sdeinfer.layers import AbstractLayer, OverDepth, Stack
@@ -25,11 +24,12 @@ def recipes_of(
     layer: AbstractLayer, *, width: int, depth: int, named: Mapping[str, Declared] | None = None
 ) -> list[Recipe]:
     """The recipe of each layer, one object if all are alike; with what is declared of parameters by their names."""
+    by_name = named or {}
 
     def recipe(number: int) -> Recipe:
         blocks = blocks_of(layer.at((number + 0.5) / width))
         rule = recipe_for(blocks, name="the tuned network", source="si.tune")
-        return rule if named is None else dataclasses.replace(rule, named=named.get)
+        return dataclasses.replace(rule, entries=lambda matrix: by_name.get(matrix.name))
 
     return [recipe(number) for number in range(depth)] if isinstance(layer, OverDepth) else [recipe(0)] * depth
 
@@ -54,7 +54,8 @@ def initialised(
     network = made(model, settings.get("seed", 0))
     if settings.get("audited", True) or any(map(_has_gains, blocks.layers)):
         reader = reader_of(network, inputs)
-        _require_blocks(blocks, stack_from(reader, variance_of(reader.account)))
+        if unlike := unlike_blocks(blocks, stack_from(reader, variance_of(reader.account))):
+            raise InputError(f"model: is not of the tuned blocks: {'; '.join(unlike)}")
         gains = gains_by_name(layer, reader, width=width)
     recipes = recipes_of(layer, width=width, depth=depth, named=gains)
     return initialise(
@@ -107,10 +108,3 @@ def _declared(account: Account, gain: NormGain, ratio: float, facts: BranchFacts
     name = gain.names[0]
     used, stored = account.gains[name][0][0], float(account.parameters[name].entries().mean())
     return {name: Declared(stored + (ratio - 1) * used, 0.0)}
-
-
-def _require_blocks(declared: Stack, model_blocks: Stack) -> None:
-    """Check that a model is made of the tuned blocks, which no weights make of others."""
-    unlike = unlike_blocks(declared, model_blocks)
-    if unlike:
-        raise InputError(f"model: is not of the tuned blocks: {'; '.join(unlike)}")

@@ -19,7 +19,7 @@ def recipe_for(blocks: AbstractLayer, *, name: str = "the given architecture", s
 
     Queries and keys have the same standard deviation, which makes the temperature; all other first matrices of a branch
     have that of its gain. Where queries and keys are normed, or increments, the gains of these norms make temperature
-    and output gain: `named_gains` declares them.
+    and output gain: `Tuned.initialise` sets them.
 
     Arguments:
         blocks: the blocks of one layer, with one branch of each kind.
@@ -60,33 +60,27 @@ def standard_deviations(architecture: AbstractLayer, recipes: Sequence[Recipe], 
     Returns:
         A table with the columns layer, matrix, fan_in, fan_out, sd and, where there are any, bias_sd.
     """
-    blocks = architecture if isinstance(architecture, Stack) else Stack((architecture,))
-    layers = len(recipes)
+    matrices = [
+        Matrix(role, *size, width=width, layers=len(recipes))
+        for block in BlockOrder.of(architecture, depth=1).blocks
+        for role, size in _sizes(block, width).items()
+    ]
     rows = [
         {
             "layer": number,
-            "matrix": role,
+            "matrix": matrix.role,
             "fan_in": matrix.fan_in,
             "fan_out": matrix.fan_out,
             "sd": recipe.sd(matrix),
             "bias_sd": recipe.bias_sd(matrix),
         }
         for number, recipe in enumerate(recipes)
-        for by_role in _matrices(blocks, width=width, layers=layers).values()
-        for role, matrix in by_role.items()
+        for matrix in matrices
     ]
     table = pd.DataFrame(rows)
     if len(dict.fromkeys(recipes)) == 1:
         table = table[table["layer"] == 0].assign(layer="all")
     return table if table["bias_sd"].to_numpy(float).any() else table.drop(columns="bias_sd")
-
-
-def _matrices(architecture: Stack, *, width: int, layers: int) -> dict[str, dict[str, Matrix]]:
-    """The matrices of each kind of branch."""
-    return {
-        block.branch.kind: matrices(block, width=width, layers=layers)
-        for block in BlockOrder.of(architecture, depth=1).blocks
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,12 +130,6 @@ def weights_of(block: Block) -> dict[str, Weights]:
             gate = {"gate": first} if branch.gated else {}
             return {"router": Weights(branch.router), **gate, "up": first, "mlp output": last}
     raise _no_block(branch)
-
-
-def matrices(block: Block, *, width: int, layers: int) -> dict[str, Matrix]:
-    """The weight matrices of a block by their roles; the last one is the last of its branch."""
-    sizes = _sizes(block, width)
-    return {role: Matrix(role, *size, width=width, layers=layers) for role, size in sizes.items()}
 
 
 def _sizes(block: Block, width: int) -> dict[str, tuple[int, int]]:

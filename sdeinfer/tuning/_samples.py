@@ -62,9 +62,29 @@ def path_sample(
     key: PRNGKeyArray,
 ) -> Sample:
     """Paths of the SDE, with coefficients of each interval; `slopes` have a leading axis of directions."""
+    dtype = V0.dtype
+    limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
+    count = len(limit.starts)
+    # The last interval is repeated; intervals are the second axis.
+    slopes = jax.tree.map(
+        lambda c: np.pad(np.asarray(c, dtype), [(0, 0), (0, count - c.shape[1]), (0, 0)], "edge"), slopes
+    )
 
     def draw(group: Statistics, tangent: Any) -> Sample:
-        return _paths(group, tangent, limit, slopes, V0, grid, paths=paths, key=key)
+        every_step = any(statistic.every_step for statistic in group)
+        saved = grid.steps[1:] if every_step else grid.saved
+        times = Grid(grid.steps, saved).times(dtype)
+        if not every_step:
+            times = Times(times.steps, times.saved[:1], times.end)
+        start = factor_on_host(with_tangent(V0, tangent))
+        # A block saves at most 2²² entries of covariances.
+        size = max(1, min(block_size(paths, start.size), 2**22 // (len(saved) * start.size)))
+        solver, sizes = PSDSplitting(tangents=tangent is not None), {"size": size, "saved": len(saved)}
+
+        def block(number: int) -> tuple[Array, Array, Array]:
+            return _path_block(group, solver, limit, slopes, start, V0, times, key, np.uint32(number), **sizes)
+
+        return _in_batches(block, paths, size)
 
     return _by_tangent(statistics, draw)
 
@@ -88,7 +108,16 @@ def chain_sample(
     layer, slopes = (jax.tree.map(lambda x: np.asarray(x, V0.dtype), tree) for tree in (layer, slopes))
 
     def draw(group: Statistics, tangent: Any) -> Sample:
-        return _chains(group, tangent, layer, slopes, V0, width=width, depth=depth, networks=networks, key=key)
+        start = with_tangent(V0, tangent)
+        room = depth if any(statistic.every_step for statistic in group) else 1
+        batch = chains_at_once(networks, len(start), layer.column_blocks, room)
+        sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
+
+        def block(number: int) -> tuple[Array, Array, Array]:
+            members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
+            return _chain_block(group, layer, slopes, V0, start, members, key, **sizes)
+
+        return _in_batches(block, networks, batch)
 
     return _by_tangent(statistics, draw)
 
@@ -155,42 +184,6 @@ def _in_batches(draw: Callable[[int], Sequence[Array]], count: int, size: int) -
     """So many networks, drawn in threads; `draw` returns a block of `size` by its number."""
     blocks = in_threads(lambda number: [np.asarray(x) for x in draw(number)], range(-(-count // size)))
     return Sample(*(np.concatenate(parts, axis=-1)[..., :count] for parts in zip(*blocks, strict=True)))
-
-
-def _chains(statistics: Statistics, tangent: Any, layer, slopes, V0, *, width, depth, networks, key) -> Sample:
-    start, room = with_tangent(V0, tangent), depth if any(statistic.every_step for statistic in statistics) else 1
-    batch = chains_at_once(networks, len(start), layer.column_blocks, room)
-    sizes: dict[str, Any] = {"width": np.int32(width), "depth": np.int32(depth), "room": room}
-
-    def draw(number: int) -> tuple[Array, Array, Array]:
-        members = np.arange(number * batch, (number + 1) * batch, dtype=np.uint32)
-        return _chain_block(statistics, layer, slopes, V0, start, members, key, **sizes)
-
-    return _in_batches(draw, networks, batch)
-
-
-def _paths(statistics: Statistics, tangent: Any, limit: LimitSteps, slopes: Limit, V0, grid: Grid, *, paths, key):
-    dtype, every_step = V0.dtype, any(statistic.every_step for statistic in statistics)
-    if every_step:
-        grid = Grid(grid.steps, grid.steps[1:])
-    start = factor_on_host(with_tangent(V0, tangent))
-    # A block saves at most 2²² entries of covariances.
-    size = max(1, min(block_size(paths, start.size), 2**22 // (len(grid.saved) * start.size)))
-    times = grid.times(dtype)
-    if not every_step:
-        times = Times(times.steps, times.saved[:1], times.end)
-    limit = limit.padded(dtype) if len(limit.starts) > 1 else jax.tree.map(lambda c: np.asarray(c, dtype), limit)
-    count = len(limit.starts)
-    # The last interval is repeated; intervals are the second axis.
-    slopes = jax.tree.map(
-        lambda c: np.pad(np.asarray(c, dtype), [(0, 0), (0, count - c.shape[1]), (0, 0)], "edge"), slopes
-    )
-    solver, sizes = PSDSplitting(tangents=tangent is not None), {"size": size, "saved": len(grid.saved)}
-
-    def draw(number: int) -> tuple[Array, Array, Array]:
-        return _path_block(statistics, solver, limit, slopes, start, V0, times, key, np.uint32(number), **sizes)
-
-    return _in_batches(draw, paths, size)
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("size", "saved"))

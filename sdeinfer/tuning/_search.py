@@ -46,12 +46,10 @@ class Solution(NamedTuple):
 def search(problem: Problem) -> tuple[Problem, Solution]:
     """Maximise the objective under the constraints; if no point meets them, find the one that violates them least.
 
-    Criteria of paths of the SDE, or of chains with derivatives, are searched as they are. If chains have none, SLSQP
-    first solves the problem on paths. At the solution the difference of chains and paths is added to each
-    criterion, and SLSQP runs again from there, until these differences no longer change. They change little with the
-    parameters, so that derivatives along paths find the answer. Where they change much, as where some networks explode,
-    chains are searched with derivatives of their own. The result is the problem at whose optimum the search ended, and
-    its solution.
+    If chains have no derivatives, SLSQP first solves the problem on paths. At the solution the difference of chains and
+    paths is added to each criterion, and SLSQP runs again from there, until these differences no longer change. Where
+    they change much with the parameters, as where some networks explode, chains are searched with derivatives of their
+    own. The result is the problem at whose optimum the search ended, and its solution.
     """
     if problem.law == "limit" or problem.chain_slopes:
         return problem, _optimum(problem)

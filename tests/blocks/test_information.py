@@ -21,7 +21,6 @@ from helpers.internals import (
     adjusted_coefficients,
     branch_coefficients,
     branch_inputs,
-    nodes_of,
     scale_free,
 )
 from helpers.references import assert_agrees
@@ -72,7 +71,7 @@ def test_draws_have_the_scores_of_networks_with_weights(key):
     """Means over several sets of nodes, which draws and networks have of their own."""
     U = tokens_with_covariance(jnp.asarray(V3), width=WIDTH, key=key)
     each = [BranchInput(0, number, 0, PEAKED, WIDTH, np.asarray(V3)) for number in range(PARTS)]
-    drawn = [score_moments(_drawn_coefficients([here], 0.0, 0), FREEDOM) for here in each]
+    drawn = [score_moments(_drawn_coefficients([here], 0.0), FREEDOM) for here in each]
     D = increments_of_networks(PEAKED, U, jr.split(key, PARTS * 250)).reshape(PARTS, 250, 3, 3)
     width, V = jnp.asarray(WIDTH), jnp.asarray(V3)
     networks = [
@@ -82,7 +81,7 @@ def test_draws_have_the_scores_of_networks_with_weights(key):
     (one, of_one), (other, of_other) = mean_and_error(drawn), mean_and_error(networks)
     assert_estimate(one, other, np.hypot(of_one, of_other))
     # By the normal law the scatter of the score is several times the information.
-    by_normal = np.mean([score_moments(_drawn_coefficients([here], 0.0, 0), np.inf) for here in each[:4]], axis=0)
+    by_normal = np.mean([score_moments(_drawn_coefficients([here], 0.0), np.inf) for here in each[:4]], axis=0)
     assert by_normal[3] > 2 * by_normal[4]
 
 
@@ -92,14 +91,16 @@ def test_a_block_has_the_information_of_the_scatter_of_its_scores():
     table = branch_coefficients(data, order)
     mode = int(scale_free(table).sum((0, 1)).argmax())
     each = list(branch_inputs(data, order))
-    drawn = _drawn_coefficients(each, float(LOG_FACTORS[mode]), 0)
+    drawn = _drawn_coefficients(each, float(LOG_FACTORS[mode]))
     chi, chi_squared, *_ = score_moments(drawn, np.inf)
     freedom = 4 + 2 / (chi_squared / chi**2 * COUNT / (COUNT + 2) - 1)
     _, _, bias, square, information = score_moments(drawn, freedom)
     least = 0.1 / len(each)
     share, move = (information + least) / (square - bias**2 + least), bias / (information + least)
     assert abs(share - 1) > 0.1
-    found = scale_free(adjusted_coefficients(table, data, order))[:, 0]
+    adjusted = adjusted_coefficients(table, data, order)
+    np.testing.assert_array_equal(adjusted, adjusted_coefficients(table, data, order))
+    found = scale_free(adjusted)[:, 0]
     by_t = interpolate.CubicSpline(LOG_FACTORS, _by_t(table[:, 0], COUNT, freedom), axis=1)
     near = np.abs(LOG_FACTORS) < 1.5
     expected = share * by_t(LOG_FACTORS[near] + move)
@@ -111,7 +112,7 @@ def test_a_block_has_the_information_of_the_scatter_of_its_scores():
 def test_the_scale_free_density_is_that_of_a_t_law():
     """The t law is that of the standardised entries without the direction of the scale."""
     rng, freedom = np.random.default_rng(0), 7.0
-    nodes = nodes_of(PEAKED, 3, WIDTH, log2=6)
+    nodes = PEAKED.branch.nodes(3, WIDTH, log2=6)
     G = np.linalg.cholesky(V3) @ rng.standard_normal((2, 3, WIDTH))
     found, expected = [], []
 

@@ -19,7 +19,6 @@ from helpers.internals import (
     BlockOrder,
     branch_coefficients,
     interpolated,
-    nodes_of,
     unvech,
 )
 from helpers.references import arc_cosine_kernel, assert_agrees, linear_tensor, packed, packed_tensor
@@ -242,6 +241,7 @@ def standardised_increments(block, X, keys, nodes):
 def test_standardised_increments_of_networks_are_standard(block, key):
     tokens, networks = jr.split(key)
     X = tokens_with_covariance(jnp.asarray(V3), width=48, key=tokens)
-    z = standardised_increments(block, X, jr.split(networks, 1_800), nodes_of(block, 3, 48))
+    nodes = block.branch.nodes(3, 48, log2=block.branch.log2_nodes)
+    z = standardised_increments(block, X, jr.split(networks, 1_800), nodes)
     assert_mean(z, 0.0)
     assert_variance(z, 1.0)

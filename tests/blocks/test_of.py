@@ -16,7 +16,7 @@ from helpers.internals import (
     network_of,
     norms_of_values,
     sink_of,
-    stack_of,
+    stack_in,
     text_of,
     unlike_blocks,
 )
@@ -132,7 +132,7 @@ def test_blocks_are_those_of_the_model():
     np.testing.assert_allclose(mlp.strength, strengths[1], rtol=1e-4)
     np.testing.assert_allclose([attention.branch.gain, mlp.branch.gain], [gain, of_mlp], rtol=1e-4)
     np.testing.assert_allclose(attention.branch.temperature, 2.0, rtol=1e-6)
-    assert stack_of(text_of(found), si.CAUSAL) == found
+    assert stack_in({"blocks": text_of(found), "causal": 1.0}) == found
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_attention_of_today_is_read(fact, changes, of_branch):
     attention = dataclasses.replace(attention, **changes, branch=dataclasses.replace(attention.branch, **of_branch))
     assert unlike_blocks(si.Stack((attention, mlp)), found) == []
     assert len(unlike_blocks(plain, found)) == 1
-    assert stack_of(text_of(found), si.CAUSAL) == found
+    assert stack_in({"blocks": text_of(found), "causal": 1.0}) == found
 
 
 def test_branches_beside_each_other_are_read():
@@ -157,7 +157,7 @@ def test_branches_beside_each_other_are_read():
     assert isinstance(found, si.blocks.Parallel)
     assert unlike_blocks(si.blocks.Parallel(plain.layers), found) == []
     assert unlike_blocks(plain, found) == ["its layers are attention beside mlp, those declared attention and mlp"]
-    assert stack_of(text_of(found), si.CAUSAL) == found
+    assert stack_in({"blocks": text_of(found), "causal": 1.0}) == found
 
 
 @pytest.mark.parametrize(

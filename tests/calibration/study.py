@@ -70,7 +70,7 @@ def statistics(data: xr.Dataset, assumptions: Assumptions) -> PathStatistics:
     """Of one data set, its networks taken together, as a fit of full paths prepares them."""
     path = observed_path(data)
     if assumptions.law == "finite-width":
-        problem = Networks.of(full_path, assumptions)
+        problem = Networks(full_path, assumptions, assumptions.kind)
         return problem.adjusted(problem.statistics(path, path_layout(path, nodes=NODES), pooled=True), path)
     return path_statistics(path, path_layout(path, nodes=NODES), pooled=True, assumptions=assumptions)
 
@@ -87,7 +87,8 @@ def posterior(prepared: PathStatistics, key, *, single: bool = False) -> Posteri
 
 def importance_sample(prepared: PathStatistics, key, *, single: bool = False) -> Posterior:
     """The posterior of full paths at pooled statistics, with densities in double or in single precision."""
-    sites, mode, *_ = posterior_mode(full_path, prepared)
+    found = posterior_mode(full_path, prepared)
+    sites, mode = tuple(found.sites), found.x
     curvature, axes = np.linalg.eigh(_hessian(prepared, sites, jnp.asarray(mode)))
     # Directions in which the mode is flat or worse are as wide as the prior.
     covariance = (axes / np.maximum(curvature, 1.0)) @ axes.T

@@ -56,7 +56,7 @@ def mode_of(data: xr.Dataset, law: Any = "finite-width") -> tuple[np.ndarray, xr
     if law == "limit":
         statistics = path_statistics(path, pooled=True, assumptions=assumptions)
     else:
-        problem = Networks.of(FULL_PATH, assumptions)
+        problem = Networks(FULL_PATH, assumptions, TRANSFORMER)
         statistics = problem.adjusted(problem.statistics(path, path_layout(path, nodes=64), pooled=True), path)
     u = np.asarray(layer_at(FULL_PATH, statistics, posterior_mode(FULL_PATH, statistics)).u)
     if law == "finite-width":

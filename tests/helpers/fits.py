@@ -29,7 +29,7 @@ class AtTheMode(si.infer.AbstractSampler):
         posterior = SampledPosterior.of(model, jax.device_put(model.pool(prepared)))
         if posterior.centre is None and self.searched:
             mode = posterior_mode(model, posterior.prepared)
-            by_name = np.argsort(mode.sites)
+            by_name = np.argsort(list(mode.sites))
             root = np.linalg.cholesky(mode.covariance[np.ix_(by_name, by_name)])
             posterior = SampledPosterior(model, posterior.prepared, mode.x[by_name], root)
         rng = np.random.default_rng(np.asarray(jr.key_data(key)))

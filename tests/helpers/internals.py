@@ -10,7 +10,7 @@ from sdeinfer.auditing._law import Law, copies, law_of, repeated_slices
 from sdeinfer.auditing._recipe import Declared
 from sdeinfer.auditing._tests import Row, critical, pooled_ratio
 from sdeinfer.blocks._alternatives import evidence_of_others
-from sdeinfer.blocks._attributes import stack_of, text_of, unlike_blocks
+from sdeinfer.blocks._attributes import stack_in, text_of, unlike_blocks
 from sdeinfer.blocks._coefficients import (
     LARGEST_FACTOR,
     LOG_FACTORS,
@@ -18,7 +18,6 @@ from sdeinfer.blocks._coefficients import (
     branch_coefficients,
     branch_inputs,
     interpolated,
-    nodes_of,
 )
 from sdeinfer.blocks._information import STEP, _at_steps, _by_t, _drawn_coefficients, adjusted_coefficients, scale_free
 from sdeinfer.blocks._logits import plain_products
@@ -67,16 +66,14 @@ from sdeinfer.diagnostics._alternatives import (
     log_ratios,
     neighbours,
 )
+from sdeinfer.diagnostics._assumptions import check_shortcuts, check_skewness, check_unlike_layers, third_moments
 from sdeinfer.diagnostics._branch_tests import BranchTests
 from sdeinfer.diagnostics._consequences import check_conflict
 from sdeinfer.diagnostics._dependence import dependence_of_pairs, dependence_on_input, kurtosis_of_normals
 from sdeinfer.diagnostics._innovations import DIRECTIONS, ScoreSums, direction_weights, successive
-from sdeinfer.diagnostics._one_layer import check_unlike_layers
 from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import check_range, excluded_layers
 from sdeinfer.diagnostics._residuals import Residuals
-from sdeinfer.diagnostics._shortcut import check_shortcuts
-from sdeinfer.diagnostics._skewness import check_skewness, third_moments
 from sdeinfer.diagnostics._summary import identified_of
 from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXACT_DISTANCE, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
@@ -182,8 +179,8 @@ from sdeinfer.passes._graph import Graph
 from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import streams_of
 from sdeinfer.report._fit import summary
-from sdeinfer.solve._forwards import FORWARD_SCALARS, along_few_numbers
 from sdeinfer.solve._grid import step_grid
+from sdeinfer.solve._simulate import FORWARD_SCALARS, along_few_numbers
 from sdeinfer.solve._solve import fill_after, scan_paths
 from sdeinfer.solve._splitting import flows_of, splitting_step
 from sdeinfer.solve._stopped import PAPERS_RANGE

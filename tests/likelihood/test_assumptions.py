@@ -70,7 +70,7 @@ def test_coordinates_at_a_mode_are_those_of_the_sites_there():
     sites = tuple(unobserved_structure(full_path, blank))
     x = np.linspace(-0.4, 0.7, len(sites))
     covariance = 0.01 * (np.eye(len(sites)) + 0.3)
-    found = layer_at(full_path, blank, Mode(sites, x, 0.0, covariance, np.linalg.inv(covariance)))
+    found = layer_at(full_path, blank, Mode(dict.fromkeys(sites, ()), x, covariance, np.linalg.inv(covariance)))
 
     def coordinates(x):
         values = constrain_fn(full_path, (blank,), {}, dict(zip(sites, x, strict=True)), return_deterministic=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from helpers.branch_references import assert_branches
-from helpers.internals import BlockOrder, stack_of
+from helpers.internals import BlockOrder, stack_in
 
 import sdeinfer as si
 
@@ -149,7 +149,7 @@ def test_branches_of_equinox_with_prompts():
 def test_strengths_are_fitted_without_a_description():
     """The declared strengths are the square roots of u times the mean squares of the last matrices."""
     data = si.observe_branches(Network, X0)
-    order = BlockOrder.of(stack_of(data.attrs["blocks"], si.Pattern()), depth=1)
+    order = BlockOrder.of(stack_in(data.attrs), depth=1)
     weights = [block.attention.output_proj.weight for block in drawn(0).blocks]
     of_values = [block.attention.value_proj.weight for block in drawn(0).blocks]
     of_logits = [[getattr(b.attention, f"{x}_proj").weight for b in drawn(0).blocks] for x in ("query", "key")]

@@ -81,7 +81,7 @@ def test_half_precision_in_files(X, tmp_path):
 
 def test_layers_have_their_numbers(X, tmp_path):
     as_data(X).assign_coords(layer=4 * np.arange(12)).to_netcdf(tmp_path / "X.nc", engine="h5netcdf")
-    (data,) = observe_file(tmp_path / "X.nc", width=8)
+    (data,) = observe_file(tmp_path / "X.nc")
     xr.testing.assert_identical(data, si.observe(X, layers=4 * np.arange(12)))
 
 

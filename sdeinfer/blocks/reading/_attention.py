@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks.reading._facts import OF_ATTENTION, BranchFacts
-from sdeinfer.blocks.reading._gains import gain_of
+from sdeinfer.blocks.reading._facts import BranchFacts, gain_of
 from sdeinfer.blocks.reading._pass_values import float_array, with_bias
 from sdeinfer.blocks.reading._values import factor_of_logits, norms_of_values, pattern_of_mask, rotation_of, sink_of
 from sdeinfer.passes._account import Account, Matrix
@@ -21,14 +20,7 @@ from sdeinfer.passes._taps import Taps
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """The attention of a branch in the graph: its softmax, the product of queries and keys, and a tanh between.
-
-    Attributes:
-        softmax: the probabilities, beside which a sink may have one.
-        products: q kᵀ.
-        logits: their factor and sizes.
-        capped: the tanh of the logits; None for none.
-    """
+    """The attention of a branch in the graph: its softmax, the products q kᵀ, and the tanh of capped logits between."""
 
     softmax: Node
     products: Node
@@ -68,7 +60,7 @@ def tap_attention(account: Account, facts: BranchFacts, taps: Taps, faults: list
     """Read heads, mask, norms and rotations of queries and keys, cap and sink."""
     branch, heads = facts.branch, heads_of(account, facts)
     size = heads.logits.head_size
-    (query, product), (key, _), (value, _) = (branch.matrices[role][0] for role in OF_ATTENTION[:3])
+    (query, product), (key, _), (value, _) = (branch.matrices[role][0] for role in ("query", "key", "value"))
     count, groups = query.fan_out // size, key.fan_out // size
     if value.fan_out != groups * size:
         raise InputError(f"model: {branch.where}: values have {value.fan_out // groups} features a head, keys {size}")

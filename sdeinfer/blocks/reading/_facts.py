@@ -1,21 +1,34 @@
 """Blocks as the graph of a pass shows them, and branches that are none. Tests: `tests/blocks/test_of.py`."""
 
 import dataclasses
-from typing import Any, Literal
+import math
+from typing import Any, Literal, NamedTuple
 
 from sdeinfer._files import InputError
-from sdeinfer.blocks.reading._gains import NormGain
 from sdeinfer.covariance import Pattern
+from sdeinfer.passes._account import Account
+from sdeinfer.passes._record import Node
 from sdeinfer.passes._taps import Branch
 
-OF_ATTENTION = ("query", "key", "value", "attention output")
-OF_LATENT_ATTENTION = ("reads", *OF_ATTENTION)
-OF_MLP = ("gate", "up", "mlp output")
-OF_EXPERTS = ("router", *OF_MLP)
-"""Roles of the matrices of a branch; the last is that of its last matrix."""
+ROLES = {
+    "attention": ("query", "key", "value", "attention output"),
+    "latent attention": ("reads", "query", "key", "value", "attention output"),
+    "mlp": ("gate", "up", "mlp output"),
+    "experts": ("router", "gate", "up", "mlp output"),
+}
+"""Roles of the matrices of a branch by its family; the last is that of its last matrix."""
 
-type Position = Literal["pre", "post"] | None
-"""The place of a norm: before the branch, after the sum, or nowhere."""
+
+class NormGain(NamedTuple):
+    """The gain of a norm, as it is used.
+
+    Attributes:
+        value: what the norm itself multiplies by; of an increment with all later factors, 1 + w where it is so.
+        names: the parameters that it is multiplied by.
+    """
+
+    value: float
+    names: tuple[str, ...]
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,7 +37,7 @@ class BranchFacts:
 
     Attributes:
         branch: the branch.
-        position: where its norm is.
+        position: where its norm is, before the branch or after the sum.
         norms: the kinds that its norm may be, by its values.
         output_norms: the kinds that a norm of its increment may be; None without one.
         shape: sizes and kinds that all layers have in common.
@@ -35,7 +48,7 @@ class BranchFacts:
     """
 
     branch: Branch
-    position: Position
+    position: Literal["pre", "post"] | None
     norms: set[str] = dataclasses.field(default_factory=lambda: {"layer", "rms"})
     output_norms: set[str] | None = None
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,12 +70,6 @@ class BranchFacts:
             return "experts" if "router" in matrices else "mlp"
         return "latent attention" if "reads" in matrices or len(matrices.get("key", ())) > 1 else "attention"
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The roles that matrices of the family have; the last is that of the last matrix."""
-        families = {"attention": OF_ATTENTION, "latent attention": OF_LATENT_ATTENTION, "experts": OF_EXPERTS}
-        return families.get(self.family, OF_MLP)
-
 
 def branch_facts(branch: Branch, *, last: bool) -> BranchFacts:
     """The facts of the graph; an InputError for a branch that no block is. `last` is for those of the last sum."""
@@ -72,7 +79,7 @@ def branch_facts(branch: Branch, *, last: bool) -> BranchFacts:
     if branch.norms.back > 0 and not branch.beside:
         raise InputError(f"model: {branch.where}: reads the stream before the branch before it")
     facts = BranchFacts(branch, _place_of_norm(branch, last=last))
-    if unknown := sorted({*branch.matrices} - {*facts.roles}):
+    if unknown := sorted({*branch.matrices} - {*ROLES[facts.family]}):
         name = branch.matrices[unknown[0]][0][0].name
         raise InputError(f"model: {branch.where}: {name} ({unknown[0]}) is no matrix of a block")
     if facts.family in ("attention", "mlp"):
@@ -95,12 +102,12 @@ def _require_one_matrix_a_role(facts: BranchFacts) -> None:
             raise InputError(f"model: {branch.where}: has several matrices of {matrix.role} ({names})")
         if matrix.roles or node.kind != "product":
             raise InputError(f"model: {branch.where}: the layout of {matrix.name} is not that of one matrix")
-    needed = [role for role in facts.roles if role != "gate"]
+    needed = [role for role in ROLES[facts.family] if role != "gate"]
     if missing := [role for role in needed if role not in branch.matrices]:
         raise InputError(f"model: {branch.where}: has no matrix of {missing[0]}")
 
 
-def _place_of_norm(branch: Branch, *, last: bool) -> Position:
+def _place_of_norm(branch: Branch, *, last: bool) -> Literal["pre", "post"] | None:
     """Before the branch ("pre"), after the sum ("post"), or None without a norm."""
     before = bool(branch.norms.reads_normed)
     # The norm after the last sum may be that of the whole network.
@@ -110,3 +117,13 @@ def _place_of_norm(branch: Branch, *, last: bool) -> Position:
     if before:
         return "pre"
     return "post" if after else None
+
+
+def gain_of(account: Account, norm: Node) -> NormGain:
+    """The gain that a norm has itself, and the parameters that multiply it, there or later."""
+    readers, names, node = account.graph.record.readers, [*norm.parameters[:1]], norm
+    gain = math.prod(account.gains[name][0][0] for name in names if name in account.gains)
+    while len(following := readers[node.number]) == 1 and following[0].kind in ("scale", "view"):
+        (node,) = following
+        names += [name for name in node.parameters if node.kind == "scale"]
+    return NormGain(gain, tuple(names))

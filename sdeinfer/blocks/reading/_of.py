@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks._parallel import Parallel
@@ -41,19 +42,12 @@ def of(model: Any, inputs: Any = None, *, recipe: Any = None, stream: str | None
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NetworkOfBlocks:
-    """A model as blocks.
-
-    Attributes:
-        stack: the blocks of one layer.
-        depth: number of layers.
-        width: n.
-        V0: covariances of the tokens before the first layer, shape (prompts, m, m).
-    """
+    """A model as the blocks of one layer, with the covariances of the tokens before the first."""
 
     stack: Stack
     depth: int
     width: int
-    V0: np.ndarray
+    V0: Float[np.ndarray, "prompts m m"]
 
 
 def network_of(
@@ -95,7 +89,7 @@ def variance_of(account: Account, network: Any = None, recipe: Any = None) -> Va
 
     def variance(matrix: Matrix) -> float:
         if rule is not None:
-            named = rule.named(matrix.array)
+            named = rule.declared_by_name(matrix.array)
             sd = rule.sd(matrix) if named is None else math.hypot(named.mean, named.sd)
             if sd is not None:
                 return sd**2

@@ -6,8 +6,7 @@ import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.blocks.reading._attention import tap_attention
-from sdeinfer.blocks.reading._facts import BranchFacts, branch_facts
-from sdeinfer.blocks.reading._gains import gain_of, gain_of_increment
+from sdeinfer.blocks.reading._facts import BranchFacts, branch_facts, gain_of
 from sdeinfer.blocks.reading._latent import tap_latent_attention
 from sdeinfer.blocks.reading._mlp import tap_experts, tap_mlp
 from sdeinfer.blocks.reading._pass_values import float_array
@@ -77,7 +76,8 @@ class StackReader:
         if norm is not None:
             self._tap_norm(facts, norm, "norms")
         if branch.norm is not None:
-            facts.gains["increment"] = gain_of_increment(self.account, branch)
+            gain = gain_of(self.account, branch.norm)
+            facts.gains["increment"] = gain._replace(value=gain.value * abs(branch.norm_factor))
             self._tap_norm(facts, branch.norm, "output_norms")
 
     def _tap_norm(self, facts: BranchFacts, norm: Node, name: str) -> None:

@@ -12,7 +12,7 @@ from sdeinfer.blocks._block import Block
 from sdeinfer.blocks._experts import Experts
 from sdeinfer.blocks._latent import LatentAttention
 from sdeinfer.blocks._mlp import MLP
-from sdeinfer.blocks.reading._facts import BranchFacts
+from sdeinfer.blocks.reading._facts import ROLES, BranchFacts
 from sdeinfer.blocks.reading._latent import latent_matrices
 from sdeinfer.blocks.reading._pass_values import with_bias
 from sdeinfer.passes._account import Account, Matrix
@@ -69,7 +69,7 @@ class Sizes:
         self.branches = [facts.branch for facts in layers]
         self.width = self.branches[0].link.sum.shape[-1]
         self._read = _mean(_gain_of_norm(branch) ** 2 for branch in self.branches)
-        last = layers[0].roles[-1]
+        last = ROLES[layers[0].family][-1]
         factors = [_factor_of_last(branch) ** 2 for branch in self.branches]
         squares = zip(self.branches, factors, strict=True)
         self.last_square = _mean(self.square(b, last) * _units(b, last) * c for b, c in squares)

@@ -41,12 +41,9 @@ def pattern_of_mask(mask: np.ndarray) -> Pattern:
 
 
 def factor_of_logits(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> float | None:
-    """The factor c of which probabilities are the softmax of c times logits under a mask; None for none.
+    """The factor c of which probabilities (…, tokens, tokens) are the softmax of c times logits under a mask, or None.
 
-    Arguments:
-        probabilities: of heads and items, shape (..., tokens, tokens); their sums over keys do not matter.
-        logits: products of queries and keys, of the same size.
-        mask: whether each token attends to each.
+    The sums of probabilities over keys do not matter.
     """
     if logits.size != probabilities.size:
         return None
@@ -71,14 +68,7 @@ def sink_of(probabilities: np.ndarray, logits: np.ndarray, mask: np.ndarray) -> 
 
 
 def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Iterable[int]) -> tuple[float, int] | None:
-    """The base of the rotations of the first features of queries, and the number of these; None for other changes.
-
-    Arguments:
-        before: queries, shape (…, d), with an axis of tokens.
-        after: those after the rotations, of the same shape.
-        tokens: length of the axis of tokens.
-        sizes: numbers of features that may be rotated.
-    """
+    """`base_of_rotations` of the first features of queries, and the number of these, one of `sizes`."""
     if before.shape != after.shape:
         return None
     for size in sorted({size for size in sizes if size % 2 == 0 and 2 <= size <= before.shape[-1]}):
@@ -91,14 +81,9 @@ def rotation_of(before: np.ndarray, after: np.ndarray, tokens: int, sizes: Itera
 
 
 def base_of_rotations(before: np.ndarray, after: np.ndarray, tokens: int) -> float | None:
-    """The base of the rotations between queries before and after them; None for other changes.
+    """The base of the rotations of queries of shape (…, d), with an axis of tokens; None for other changes.
 
     Token p of pair j is turned by p · base^(−2j/d), up to an angle that all tokens have in common.
-
-    Arguments:
-        before: queries, shape (…, d), with an axis of tokens.
-        after: those after the rotations, of the same shape.
-        tokens: length of the axis of tokens.
     """
     axes = [axis for axis, length in enumerate(before.shape[:-1]) if length == tokens]
     for axis in axes if tokens > 1 and before.shape == after.shape and before.shape[-1] % 2 == 0 else ():

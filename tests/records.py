@@ -3,8 +3,9 @@
 With `pytest --record` the fixture `record` writes the rows of a table, with commit, date and machine. Pages have the
 table between two comments, `<!-- record coverage -->` and `<!-- end -->`; `rows="64; 512"` and `columns=` choose a
 part, and `run=no` leaves out the line about the run. That line names the rooms of the package that a record is about
-and whose code changed after the run; comments, docstrings and names of locals do not count. A number in prose is
-followed by its place, `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
+and whose code changed after the run; comments, docstrings and names of locals do not count. After a change that should
+change no result, `confirm` notes that a part of the run gave the same results. A number in prose is followed by its
+place, `11.7<!-- latency / first run / seconds -->`. `python tests/records.py` writes all pages anew.
 """
 
 import ast
@@ -48,17 +49,27 @@ def write(name: str, record: Mapping[str, Any]) -> None:
 def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Write the rows of a run; other rows are kept."""
     record = read(name)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    )
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    run = [commit.stdout.strip(), today, f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"]
+    run = [_commit(), today, f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"]
     for key, cells in rows.items():
         record["rows"][key] = {"cells": list(map(str, cells)), "run": run}
     commits = {row["run"][0] for row in record["rows"].values()}
     code = record["code"] | {run[0]: {room: code_of(room) for room in record["rooms"]}}
     record["code"] = {each: code[each] for each in code if each in commits}
+    record.pop("again", None)
     write(name, record)
+
+
+def confirm(name: str, sets: str) -> None:
+    """Note that a part of a run, as "14 of 402 sets", gave the same results at the present commit."""
+    record = read(name)
+    code = {room: code_of(room) for room in record["rooms"]}
+    write(name, record | {"again": {"sets": sets, "commit": _commit(), "code": code}})
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @functools.cache
@@ -141,11 +152,15 @@ def _about_the_run(record: Mapping[str, Any], rows: Sequence[str]) -> str:
 
 
 def _what_changed(record: Mapping[str, Any], rows: Sequence[str]) -> Iterator[str]:
-    """A sentence on the rooms whose code is not that of the run of some row."""
-    runs = [record["code"][record["rows"][row]["run"][0]] for row in rows]
+    """Sentences on a part that was run again, and on rooms whose code is not that of the last run of some row."""
+    if again := record.get("again"):
+        yield f"{again['sets']} are the same at {again['commit']}."
+    runs = [again["code"]] if again else [record["code"][record["rows"][row]["run"][0]] for row in rows]
     changed = [room for room in record["rooms"] if any(run.get(room) != code_of(room) for run in runs)]
-    if changed:
-        yield f"The code of {', '.join(changed)} has changed since."
+    if len(changed) > 2:
+        yield f"The code of {len(changed)} rooms has changed since."
+    elif changed:
+        yield f"The code of {' and '.join(changed)} has changed since."
 
 
 if __name__ == "__main__":

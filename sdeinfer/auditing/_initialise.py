@@ -60,8 +60,8 @@ def initialise(
     """Draw the weights of a model's residual branches by a recipe, and audit what the model then is.
 
     Matrices of branches have the recipe's law, independent normals if it says none, and their biases are normal;
-    others, as embeddings and norms, are left alone unless the recipe names them. So is the forward pass: a recipe with
-    a multiplier, a skip or a temperature needs a model that has them, and the audit says whether it does.
+    others, as embeddings and norms, are left alone unless a rule has their name or role. So is the forward pass: a
+    recipe with a multiplier, a skip or a temperature needs a model that has them, and the audit says whether it does.
 
     Arguments:
         model: a module of PyTorch, which is changed in place; of JAX, of which a new one is made; see `audit`.
@@ -96,7 +96,7 @@ def initialise(
     of_branches = {
         matrix: _declared(rules[matrix.layer or 0], matrix)
         for matrix in account.matrices.values()
-        if _in_branch(matrix) or rules[matrix.layer or 0].declared_by_name(matrix.name) is not None
+        if _in_branch(matrix) or rules[matrix.layer or 0].entries(matrix) is not None
     }
     drawn, rows = _drawn(account, of_branches, seed, name=rules[0].name)
     network = filled(network, drawn)

@@ -31,12 +31,9 @@ from sdeinfer.blocks._logits import (
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import gram, matmul, total
 from sdeinfer.covariance._pattern import EVERY_TOKEN, require_pattern
-from sdeinfer.layers._keys import NetworkKeys
+from sdeinfer.layers._keys import GATES, NetworkKeys
 from sdeinfer.layers._wishart import COLUMNS_AT_ONCE, factor, wishart_draws, wishart_factor
 from sdeinfer.parameters import Parameter, distributions
-
-GATES = 5
-"""The stream of random numbers of values and gates; see `layers._keys`."""
 
 
 class SelfAttention(AbstractBranch):

@@ -17,10 +17,7 @@ from sdeinfer._arguments import shown
 from sdeinfer._files import InputError
 from sdeinfer.covariance import Pattern
 from sdeinfer.covariance._batched import matmul, total, transpose
-from sdeinfer.layers._keys import NetworkKeys
-
-PLANES = 3
-"""The stream of random numbers of the planes of rotation; see `layers._keys`."""
+from sdeinfer.layers._keys import KEY_PLANES, QUERY_PLANES, NetworkKeys
 
 
 def require_base(rope: Any) -> None:
@@ -168,8 +165,8 @@ def rotated_products(
     positions = jnp.asarray(rotation.positions, dtype)
 
     def add(plane: Int[Array, ""], sums: Products) -> Products:
-        queries = keys.normals((shared, 2, tokens, 1, groups), dtype, stream=PLANES, block=plane)
-        key_normals = keys.normals((2, tokens, 1, key_groups), dtype, stream=PLANES + 1, block=plane)
+        queries = keys.normals((shared, 2, tokens, 1, groups), dtype, stream=QUERY_PLANES, block=plane)
+        key_normals = keys.normals((2, tokens, 1, key_groups), dtype, stream=KEY_PLANES, block=plane)
         k, other_k = (matmul(of_keys, x)[:, 0] for x in key_normals)
         q, other_q = (jnp.stack([matmul(of_queries, x)[:, 0] for x in queries[:, side]]) for side in range(2))
         angles = positions * jnp.asarray(rotation.base, dtype) ** (-2 * plane / jnp.asarray(size, dtype))

@@ -27,6 +27,7 @@ from sdeinfer.diagnostics._summary import identified_of, with_chains
 from sdeinfer.diagnostics._verdict import Check, at_most
 from sdeinfer.infer._expansion import minimum
 from sdeinfer.infer._mode import LARGEST_COORDINATE, LAST_STEP
+from sdeinfer.infer._networks import SAMPLED_TRANSITIONS
 from sdeinfer.layers import AbstractLayer, Limit, kind_in_words, template
 from sdeinfer.layers._templates import ARCHITECTURES, call_of, is_named, masked_as, sizes_in_words
 from sdeinfer.likelihood import any_transitions
@@ -69,7 +70,7 @@ def alternatives(
         The architectures, the best first, among them the fitted one with evidence 0.
     """
     residuals = Residuals(with_chains(post), data, kind)
-    transitions, kinds = any_transitions(data).thinned(bounds.COMPARED_TRANSITIONS), [kind, *neighbours(kind, data)]
+    transitions, kinds = any_transitions(data).thinned(SAMPLED_TRANSITIONS), [kind, *neighbours(kind, data)]
     # Another mask than the fitted one is fitted to fewer transitions, by the number m³(m + 1)/2 of entries of the forms
     # W_q of each.
     sample = transitions.thinned(

@@ -54,7 +54,7 @@ def check_shared_noise(residuals: Residuals) -> Check:
     total, variance, largest = sums.T
     p = stats.norm.sf(total / np.sqrt(variance))
     first = int(np.argmin(p))
-    correlation = if_significant(total[first] / largest[first], 2 * p[first], bounds.SHARED_LEVEL)
+    correlation = if_significant(total[first] / largest[first], 2 * p[first], bounds.RARE_LEVEL)
     advice = (
         "networks share weights, as prompts of one network do, and are counted as independent ones: give the prompts a "
         "dimension of their own, shape (networks, layers, prompts, tokens, width)"
@@ -83,7 +83,7 @@ def check_unlike_layers(residuals: Residuals) -> Check:
     A parameter absorbs part of the noise of a layer that is unlike the others, and is wrong by that.
     """
     count, total, squares = residuals.sums.noise
-    tested = np.flatnonzero(count >= bounds.FEWEST_OF_A_LAYER)
+    tested = np.flatnonzero(count >= bounds.FEWEST_TRANSITIONS)
     if len(tested) < 2:
         return Check()
     mean = total[tested] / count[tested]
@@ -100,7 +100,7 @@ def check_unlike_layers(residuals: Residuals) -> Check:
         f"from layer {start} to {end} the noise is {ratio[worst]:.2g} times that of all layers: a state between them "
         "was not observed, or this layer is not like the others"
     )
-    return Check((at_most("calibrated", "noise of one layer", size[worst], bounds.NOISE_RATIO, advice),))
+    return Check((at_most("calibrated", "noise of one layer", size[worst], bounds.SD_RATIO, advice),))
 
 
 def check_shortcuts(residuals: Residuals) -> Check:
@@ -117,7 +117,7 @@ def check_shortcuts(residuals: Residuals) -> Check:
     shortcuts = data[SHORTCUT].transpose("network", "layer").values[:, 1:][used_of(data)]
     shortcuts = shortcuts[np.isfinite(shortcuts)]
     gamma = draws["gamma"].values if "gamma" in draws else np.array([residuals.fixed.get("gamma", np.nan)])
-    if len(shortcuts) < bounds.FEWEST_SHORTCUTS or np.isnan(gamma).any():
+    if len(shortcuts) < bounds.FEWEST_TRANSITIONS or np.isnan(gamma).any():
         return Check()
     branches = BRANCHES[kind.name]
     expected = (1 - gamma**2) ** (branches / 2)
@@ -129,7 +129,7 @@ def check_shortcuts(residuals: Residuals) -> Check:
         "fit: the layer has other sizes (heads, output projection, expansion), states between layers are missing, the "
         "softmax is out of range, weights are not drawn as independent normals, or λ² + γ² = 1 does not hold"
     )
-    return Check((at_most("calibrated", "gamma by hidden states, sds", away, bounds.SHORTCUT_DEVIATIONS, advice),))
+    return Check((at_most("calibrated", "gamma by hidden states, sds", away, bounds.LARGEST_DEVIATION, advice),))
 
 
 def check_skewness(residuals: Residuals) -> Check:
@@ -155,7 +155,7 @@ def check_skewness(residuals: Residuals) -> Check:
     if not variance > 0:
         return Check()
     z = difference / np.sqrt(variance)
-    size = if_significant(abs(difference / expected), 2 * stats.norm.sf(abs(z)), bounds.SKEWNESS_LEVEL)
+    size = if_significant(abs(difference / expected), 2 * stats.norm.sf(abs(z)), bounds.RARE_LEVEL)
     advice = (
         f"the skewness of layers is {1 + difference / expected:.2g} times that of independent weights ({abs(z):.2g} "
         "standard errors off): weights that are orthogonal, or depend on each other otherwise, have another gamma than "

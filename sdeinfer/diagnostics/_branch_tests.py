@@ -30,7 +30,7 @@ def check_increments(tree: xr.DataTree, table: pd.DataFrame) -> Check:
         if site not in tests.declared or not site.endswith("strength"):
             continue
         ratio, error = table.loc[name, ["mean", "sd"]] / tests.declared[site]
-        if abs(ratio - 1) > bounds.DECLARED_DEVIATIONS * error:
+        if abs(ratio - 1) > bounds.LARGEST_DEVIATION * error:
             notes.append(f"{name} is {ratio:.3g} ± {error:.1g} times the declared {tests.declared[site]:.3g}")
     # Gains and temperatures that were read from the weights need no confirmation.
     unknown = tests.unconfirmed() if of_law.passed and MEASURED not in tree.attrs else []

@@ -236,7 +236,7 @@ def check_truth(table: pd.DataFrame) -> Check:
     deviations = (known["mean"] - known["truth"]).abs() / known["sd"]
     advice = "the posterior mean is too far from the truth: the model does not fit"
     verdicts = (
-        at_most("true", f"{name}, sds from truth", value, bounds.TRUTH_DEVIATIONS, advice)
+        at_most("true", f"{name}, sds from truth", value, bounds.LARGEST_DEVIATION, advice)
         for name, value in zip(known.index, deviations, strict=True)
     )
     return Check(tuple(verdicts))

@@ -189,7 +189,7 @@ def check_scatter(residuals: Residuals) -> Check:
         "parameters, as by `models.hierarchical`"
     )
     # Two standard errors of a standard deviation by so many networks are allowed.
-    bound = bounds.SCATTER_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
+    bound = bounds.SD_RATIO * (1 + 2 / math.sqrt(2 * residuals.data.sizes["network"]))
     return Check((at_most("calibrated", "scatter of networks", largest, bound, advice),))
 
 

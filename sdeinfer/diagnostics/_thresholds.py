@@ -2,15 +2,27 @@
 
 import math
 
-LEVEL = 0.01
-"""False-alarm probability of each test of calibration."""
+LEVEL, RARE_LEVEL = 0.01, 1e-3
+"""False-alarm probability of each test of calibration; and that of tests which would otherwise fail as many right fits
+as all others together."""
+
+LARGEST_DEVIATION = 4.0
+"""Largest acceptable distance of a parameter from its truth, its declared value or its value by hidden states, in
+standard deviations of what is compared."""
+
+SD_RATIO = 1.5
+"""Largest acceptable ratio of two standard deviations: of the noise of one layer and that of all, which a missing state
+makes about 2, and by the scatter of networks and that of the posterior."""
+
+FEWEST_TRANSITIONS = 16
+"""Number of transitions below which a layer is not tested, nor γ by hidden states."""
 
 COLD_PROBABILITY = 0.01
 """Largest acceptable posterior probability that the softmax is out of range, where the data do not identify τ0."""
 
-SHARED_CORRELATION, SHARED_LEVEL = 0.01, 1e-3
-"""Largest acceptable correlation between networks, and the false-alarm probability of its test: 64 networks with a
-correlation of 0.01 have posterior standard deviations that are 1.3 times too small."""
+SHARED_CORRELATION = 0.01
+"""Largest acceptable correlation between networks: 64 networks with a correlation of 0.01 have posterior standard
+deviations that are 1.3 times too small."""
 
 LARGEST_MOVE = 1.0
 """Largest acceptable move of a parameter by a misfit, in posterior standard deviations."""
@@ -22,21 +34,9 @@ MISFIT_EFFECT = 0.2
 """Root mean square of a misfit, in standard deviations of a layer's increments, above which layers are of something
 else, whether or not it moves a parameter. Shaped layers at the edge of the law's range are below 0.1."""
 
-NOISE_RATIO, FEWEST_OF_A_LAYER = 1.5, 16
-"""Largest acceptable ratio of the noise of one layer to that of all, or its inverse: a state that is missing makes it
-about 2. And the number of transitions below which a layer is not tested."""
-
-SKEWNESS, SKEWNESS_LEVEL = 0.2, 1e-3
-"""Largest acceptable relative distance of the skewness of layers from that of exact ones, and the false-alarm
-probability of its test: orthogonal weights have .57 of the skewness of a diagonal increment in a Transformer at small
-γ, and none in attention, while .01 would fail as many right fits as all other tests together."""
-
-SHORTCUT_DEVIATIONS, FEWEST_SHORTCUTS = 4.0, 16
-"""Largest acceptable distance of γ by hidden states from that of the fit, in standard deviations of both; and the
-number of transitions below which it is not tested."""
-
-SCATTER_RATIO = 1.5
-"""Largest acceptable ratio of a standard deviation by the scatter of networks to that of the posterior."""
+SKEWNESS = 0.2
+"""Largest acceptable relative distance of the skewness of layers from that of exact ones: orthogonal weights have .57
+of the skewness of a diagonal increment in a Transformer at small γ, and none in attention."""
 
 EVIDENCE = math.log(100)
 """Log evidence by which another architecture must exceed the fitted one, or fall short of it to be excluded."""
@@ -78,9 +78,6 @@ FLOORS = 3.0
 NO_DRAW_LEVEL, FEWEST_NETWORKS = 1e-4, 8
 """The p-value of the best draw below which no draw predicts the networks, and the least number of these."""
 
-TRUTH_DEVIATIONS = 4.0
-"""Largest acceptable distance of the posterior mean from the truth, in posterior standard deviations."""
-
 # Thresholds for increments of branches; each counts where its test is significant.
 
 STRENGTH_RATIO = 1.1
@@ -104,9 +101,8 @@ SHAPE_RATIO = 1.15
 BRANCH_LEVEL = LEVEL / 7
 """False-alarm probability of each of the seven tests of increments."""
 
-DECLARED_DEVIATIONS, NAMED_LAYERS = 4.0, 3
-"""Distance of a strength from the declared one, in posterior standard deviations, above which there is a note; and the
-number of layers with other strengths that a verdict names."""
+NAMED_LAYERS = 3
+"""Number of layers with other strengths that a verdict names."""
 
 # Sizes of what is compared, and what counts as equal.
 
@@ -144,7 +140,7 @@ LARGEST_ENTRY, NEAREST_LAYERS, EXACT_DRAWS = 1e6, 256, 96
 of exact ones for each. The sd of 96 draws has an error of 7 %; with 24, 15 %, one of eight sets with shared weights
 passed."""
 
-COMPARED_TRANSITIONS, COMPARED_FORMS, SIMULATED_SETS = 16_384, 2**18, 16
-"""Largest number of transitions to which other architectures are fitted; and of entries of the forms W_q, with another
-mask than the fitted one: 1,638 transitions of 4 tokens, 113 of 8, in 0.3 and 2 s the first time, where 1,024 of 8
-tokens would take 11 s. And the number of simulated data sets by which evidence is corrected."""
+COMPARED_FORMS, SIMULATED_SETS = 2**18, 16
+"""Largest number of entries of the forms W_q to which other masks than the fitted one are fitted: 1,638 transitions of
+4 tokens, 113 of 8, in 0.3 and 2 s the first time, where 1,024 of 8 tokens would take 11 s. And the number of simulated
+data sets by which evidence is corrected."""

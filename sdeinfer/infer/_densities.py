@@ -25,9 +25,7 @@ from sdeinfer.likelihood._model import LatentLayers
 from sdeinfer.likelihood._path import AbstractPath, Adjustment
 from sdeinfer.likelihood._program import PATH, layer_in
 from sdeinfer.likelihood._statistics import PathStatistics
-
-DENSITY_ENTRIES = 2**24
-"""Bound on the entries of the likelihood's arrays at the draws evaluated at a time; fewer draws with many tokens."""
+from sdeinfer.networks._sample import ENTRIES_AT_ONCE
 
 type Sites = dict[str, Any]
 type Layers = Float[np.ndarray, "chains draws *networks coordinates"] | None
@@ -72,7 +70,7 @@ def log_likelihoods(model: AbstractModel, prepared: PyTree, sites: Sites, layers
     By NumPy for a model of one layer at draws of it: JAX would compile this for each number of networks, in .9 s.
     """
     entries = prepared.entries if isinstance(prepared, PathStatistics) else 1
-    most = max(1, DENSITY_ENTRIES // entries)
+    most = max(1, ENTRIES_AT_ONCE // entries)
     if model.is_one_layer and isinstance(prepared, PathStatistics) and layers is not None:
         densities = functools.partial(densities_at, prepared, prepared.assumptions.kind)
         return {PATH: over_draws(densities, layers, min(1000, most))}

@@ -23,7 +23,8 @@ from sdeinfer.likelihood._statistics import NODES, PathStatistics, blank_statist
 from sdeinfer.likelihood._transitions import Path, every_transition
 
 SAMPLED_TRANSITIONS = 16_384
-"""Largest number of transitions from whose starts exact layers are drawn for the adjustment of the likelihood."""
+"""Largest number of transitions from whose starts exact layers are drawn for the adjustment of the likelihood, and to
+which `check` fits other architectures."""
 
 SAMPLES_OF_A_START = 4
 """Transitions over those of the sample, above which the sample's shift is a start for that of all: without it a fit of

@@ -16,14 +16,14 @@ from sdeinfer.infer._settings import MOST_DRAWS, Law
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import limits_on_host
 from sdeinfer.networks._chain import check_chain_width
-from sdeinfer.networks._sample import sample_chains
+from sdeinfer.networks._sample import ENTRIES_AT_ONCE, sample_chains
 from sdeinfer.observation._dataset import DIMS, outputs_of
 from sdeinfer.solve._blocks import solve_in_blocks
 from sdeinfer.solve._grid import STEP, step_grid
 from sdeinfer.solve._solve import fill_after
 
-FEWEST_LAYERS, PREDICTED_ENTRIES = 3, 2**24
-"""Entries of the predicted covariances above which evenly spaced layers are kept, and the least number of them."""
+FEWEST_LAYERS = 3
+"""Least number of layers, evenly spaced, that are kept of predictions with too many entries."""
 
 FEWEST_DRAWS, LAYERS_DRAWN = 20, 2**16
 """Least number of draws at which networks are replicated by default, and the number of layers, of all draws and
@@ -57,7 +57,7 @@ def predict(
     numbers, widths = data["layer"].values, data["width"].values
     V0 = np.asarray(data["covariance"].values[:, 0], jnp.result_type(float))
     draws, networks = len(layers), len(V0)
-    count = min(len(numbers), max(FEWEST_LAYERS, PREDICTED_ENTRIES // (draws * V0.size)))
+    count = min(len(numbers), max(FEWEST_LAYERS, ENTRIES_AT_ONCE // (draws * V0.size)))
     places = np.unique(np.linspace(0, len(numbers) - 1, count).round().astype(int))
     by_chain = law == "finite-width" and has_networks(architecture, data)
     replicates_of, steps = _networks if by_chain else _paths, (numbers[places] - numbers[0]).astype(int)
@@ -111,7 +111,7 @@ def _networks(
     every = int(np.gcd.reduce(steps))
     networks, observed = len(V0), int(steps[-1]) // every
     replicates = np.empty((len(layers), networks, len(steps), *V0.shape[1:]), np.float32)
-    together = max(1, PREDICTED_ENTRIES // (V0.size * (observed + 1)))
+    together = max(1, ENTRIES_AT_ONCE // (V0.size * (observed + 1)))
     for start in range(0, len(layers), together):
         some = layers[start : start + together]
         V = sample_chains(

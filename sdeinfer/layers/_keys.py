@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float, Integer, PRNGKeyArray, UInt32
 
-CHI, COLUMNS = 1, 2
-"""Streams of a layer's keys; stream 0 is used for the matrices of normals."""
+CHI, COLUMNS, QUERY_PLANES, KEY_PLANES, GATES = range(1, 6)
+"""Streams of a layer's keys; stream 0 is used for the matrices of normals. Planes are those of rotations, and gates are
+drawn with their values."""
 
 
 class NetworkKeys(eqx.Module):

@@ -30,7 +30,8 @@ REMEMBERED: collections.OrderedDict[bytes, "Terms"] = collections.OrderedDict()
 fit and its check pass over them ten times."""
 
 TERM_ENTRIES = 2**17
-"""Bound on the number of entries of the largest arrays (m³ per transition) computed at a time, to fit in a cache."""
+"""Bound on the number of entries of the largest arrays that are computed at a time (m³ per transition), and of those
+that are reduced (m(m + 1)/2), to fit in a cache."""
 
 
 class Terms(eqx.Module):

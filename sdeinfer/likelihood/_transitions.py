@@ -19,13 +19,13 @@ from sdeinfer.covariance._matrix import singular
 from sdeinfer.covariance._pattern import EVERY_TOKEN, PATTERN_ATTRIBUTES
 from sdeinfer.covariance._pattern_noise import PatternSpectrum
 from sdeinfer.layers._finite_width import drift_terms, variance_terms
-from sdeinfer.likelihood._terms import Terms, over_covariances, remembered_terms, terms_of
+from sdeinfer.likelihood._terms import TERM_ENTRIES, Terms, over_covariances, remembered_terms, terms_of
 from sdeinfer.observation import validate
 from sdeinfer.observation._dataset import outputs_of
 from sdeinfer.terms import AbstractTerm
 
-BLOCK_TRANSITIONS, BLOCK_TERMS = 2048, 2**17
-"""Largest number of transitions reduced at a time, and of their terms: a transition has p = m(m + 1)/2."""
+BLOCK_TRANSITIONS = 2048
+"""Largest number of transitions reduced at a time; fewer with many tokens, see `TERM_ENTRIES`."""
 
 MANY_TOKENS = 16
 """Number of tokens from which terms are remembered, as those with an attention pattern are."""
@@ -97,7 +97,7 @@ class Path:
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Iterate over blocks of indices of all transitions."""
-        size = max(1, min(BLOCK_TRANSITIONS, BLOCK_TERMS // (self.tokens * (self.tokens + 1) // 2)))
+        size = max(1, min(BLOCK_TRANSITIONS, TERM_ENTRIES // (self.tokens * (self.tokens + 1) // 2)))
         yield from (np.arange(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
     def over_blocks[T](self, function: Callable[[np.ndarray], T]) -> Iterator[T]:

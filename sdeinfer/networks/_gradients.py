@@ -15,7 +15,7 @@ from sdeinfer.covariance._matrix import validate_covariance
 from sdeinfer.layers import AbstractLayer
 from sdeinfer.layers._base import check_parameters
 from sdeinfer.layers._over_depth import layer_time
-from sdeinfer.networks._sample import WEIGHTS_IN_MEMORY, batches, covariance_of, weights_batch
+from sdeinfer.networks._sample import ENTRIES_AT_ONCE, batches, covariance_of, weights_batch
 from sdeinfer.networks._tokens import tokens_with_covariance
 
 
@@ -59,7 +59,7 @@ def sample_tangents(
     if D0.shape != V0.shape:
         raise InputError(f"directions: shape {V0.shape}, that of V0, is needed, got {D0.shape}")
     sizes = {"width": width, "observe_every": observe_every, "observed": depth // observe_every}
-    largest = WEIGHTS_IN_MEMORY // width**2
+    largest = ENTRIES_AT_ONCE // width**2
     (S,) = _in_batches(lambda keys: [weights_batch(layer, V0, keys, D0, **sizes)], networks, largest, key)
     return S
 
@@ -107,7 +107,7 @@ def sample_gradients(
     sizes = {"width": width, "depth": depth, "cotangents": cotangents}
     # One layer's weights, the representations of all layers, and the cotangents.
     entries = max(width**2, (depth + 1) * len(V0) * width, cotangents * len(V0) * width)
-    largest = WEIGHTS_IN_MEMORY // entries
+    largest = ENTRIES_AT_ONCE // entries
     norms, V = _in_batches(lambda keys: _gradients_batch(layer, V0, keys, recorded, **sizes), networks, largest, key)
     return norms, V
 

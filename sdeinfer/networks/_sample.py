@@ -32,8 +32,9 @@ from sdeinfer.networks._tokens import tokens_with_covariance
 from sdeinfer.observation import covariance_dataset, observe_outputs, validate
 from sdeinfer.observation._dataset import truth_of
 
-WEIGHTS_IN_MEMORY = 2**24
-"""Largest number of entries of one weight matrix (n² per network) drawn at a time: 128 MiB in float64."""
+ENTRIES_AT_ONCE = 2**24
+"""Largest number of entries of one array that are computed at a time, as of a weight matrix (n² per network): 128 MiB
+in float64."""
 
 BATCH_NETWORKS = 64
 """Networks per batch of the chain on a CPU, for every number of networks, so that one compiled shape serves all."""
@@ -187,7 +188,7 @@ def _chain_batch(layer, V0, numbers, key, *, width, observe_every, observed, roo
 def _sample_weights(layer, V0, networks, *, width, observed, observe_every, done, key) -> np.ndarray:
     covariance = np.empty((networks, observed + 1, *V0.shape), V0.dtype)
     sizes = {"width": width, "observe_every": observe_every, "observed": observed}
-    for batch, keys, fresh in batches(networks, WEIGHTS_IN_MEMORY // width**2, key):
+    for batch, keys, fresh in batches(networks, ENTRIES_AT_ONCE // width**2, key):
         covariance[batch] = np.asarray(weights_batch(layer, V0, keys, **sizes))[fresh]
         done(batch.stop - batch.start)
     return covariance

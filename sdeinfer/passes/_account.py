@@ -20,8 +20,8 @@ from sdeinfer.passes._places import numbers_along
 from sdeinfer.passes._record import Node, Record, StoredTensor
 from sdeinfer.passes._stream import Link
 
-MOST_EXPERTS = 256
-"""Number of equal blocks of an array up to which each is a matrix."""
+MOST_EXPERTS = 512
+"""Number of equal blocks of an array up to which each is a matrix; and of outputs of a router, one a block."""
 
 IN_BLOCKS = "query, key, value, attention output, gate, up, mlp output, mixer output, router, reads, inner".split(", ")
 """Roles of matrices in layers, of which rules of fan-in and fan-out speak."""

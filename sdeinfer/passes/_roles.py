@@ -4,15 +4,12 @@ import dataclasses
 
 import numpy as np
 
-from sdeinfer.passes._account import Account, Matrix, columns_of, places_of, places_of_bias
+from sdeinfer.passes._account import MOST_EXPERTS, Account, Matrix, columns_of, places_of, places_of_bias
 from sdeinfer.passes._attention import Logits, attention_of, score_product_of, sides_of
 from sdeinfer.passes._graph import PRODUCTS, Graph, Source
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node
 from sdeinfer.passes._stream import Link, kind_of, streams_of
-
-LARGEST_ROUTER = 512
-"""Number of outputs up to which a product that choices follow from is a router: one a choice of experts."""
 
 type Roles = dict[int, dict[str, np.ndarray | None]]
 """Roles of each product, with the outputs that have them; None where these are not known."""
@@ -83,7 +80,7 @@ def _branch(graph: Graph, link: Link, nodes: list[Node], roles: Roles) -> list[L
                 roles[source.node.number] = {f"{kinds[source.node.number]} output": None}
     mixer = link.kind == "mixer"
     for node in nodes:
-        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= LARGEST_ROUTER:
+        if node.kind in PRODUCTS and node.number not in roles and node.about.get("fan_out", 0) <= MOST_EXPERTS:
             if any(graph.has(route, node) and not graph.depends(route, node) for route in routes):
                 roles[node.number] = {"router": None}
     for node in nodes:

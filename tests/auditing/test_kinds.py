@@ -286,6 +286,21 @@ def test_a_model_that_is_initialised_passes_its_own_audit(recipe):
     assert found.audit.passed, found
 
 
+def test_an_embedding_is_drawn_if_a_rule_has_its_role():
+    def model(parameters, tokens):
+        return network(parameters, parameters["table"][tokens])
+
+    rng = np.random.default_rng(3)
+    parameters = weights() | {"table": jnp.asarray(rng.normal(size=(99, N)), jnp.float32)}
+    tokens = jnp.asarray(rng.integers(99, size=(2, 8)))
+    by_role = {"embedding": 0.05} | dict.fromkeys(("query", "key", "value", "attention output"), 0.04)
+    found = si.audit.initialise((model, parameters), by_role | {"*": 0.03}, tokens)
+    assert found.audit.passed, found
+    assert found.model[1]["table"].std() == pytest.approx(0.05, rel=0.1)
+    left_alone = si.audit.initialise((model, parameters), "xavier", tokens).model[1]["table"]
+    np.testing.assert_array_equal(left_alone, parameters["table"])
+
+
 def test_another_model_is_compared_by_role_and_by_values():
     def model(parameters, x):
         return network(parameters, x)

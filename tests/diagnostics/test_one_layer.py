@@ -4,7 +4,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 import xarray as xr
-from helpers.internals import FEWEST_OF_A_LAYER, LEVEL, Residuals, ScoreSums, check_unlike_layers
+from helpers.internals import FEWEST_TRANSITIONS, LEVEL, Residuals, ScoreSums, check_unlike_layers
 from scipy import stats
 
 import sdeinfer as si
@@ -12,7 +12,7 @@ import sdeinfer as si
 TOKENS = 3
 
 
-def noise_of(sds, networks=FEWEST_OF_A_LAYER):
+def noise_of(sds, networks=FEWEST_TRANSITIONS):
     """The sums of normal innovations, with their standard deviation in each layer."""
     y = np.random.default_rng(5).normal(size=(networks, len(sds), TOKENS * (TOKENS + 1) // 2)) * np.array(sds)[:, None]
     squared = (y**2).mean(axis=-1)
@@ -43,15 +43,15 @@ def test_equal_layers_pass_whatever_their_common_noise():
 @pytest.mark.parametrize("share", [0.9, 1.1])
 def test_squares_that_are_alike_are_no_evidence(share):
     """Of the least noise that is found: the mean of y² has at least the variance 2/p of p normal innovations."""
-    normal_error = np.sqrt(2 / 6 / FEWEST_OF_A_LAYER)
+    normal_error = np.sqrt(2 / 6 / FEWEST_TRANSITIONS)
     less = -np.expm1(-share * stats.norm.isf(LEVEL / 4) * normal_error)
     mean = np.array([1 + less, 1 - less])
-    (found,) = verdicts_on(FEWEST_OF_A_LAYER * np.stack([mean**0, mean, mean**2]))
+    (found,) = verdicts_on(FEWEST_TRANSITIONS * np.stack([mean**0, mean, mean**2]))
     assert (found.value > 1) == (share > 1)
 
 
 def test_layers_of_few_transitions_are_not_tested():
-    assert verdicts_on(noise_of([1, 1, 3], networks=FEWEST_OF_A_LAYER - 1)) == ()
+    assert verdicts_on(noise_of([1, 1, 3], networks=FEWEST_TRANSITIONS - 1)) == ()
 
 
 def test_states_that_were_not_observed_are_found(fitted, checked, networks):

@@ -75,7 +75,7 @@ from sdeinfer.diagnostics._predictive import of_draws, of_predictions
 from sdeinfer.diagnostics._range import check_range, excluded_layers
 from sdeinfer.diagnostics._residuals import Residuals
 from sdeinfer.diagnostics._summary import identified_of
-from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXACT_DISTANCE, FEWEST_OF_A_LAYER, LEVEL, PRIOR_SD
+from sdeinfer.diagnostics._thresholds import BRANCH_LEVEL, EVIDENCE, EXACT_DISTANCE, FEWEST_TRANSITIONS, LEVEL, PRIOR_SD
 from sdeinfer.diagnostics._verdict import IN_RANGE, QUESTIONS, at_least, at_most
 from sdeinfer.infer import _assume
 from sdeinfer.infer._assume import architecture_of, placed, problem_of, require_complete

@@ -97,7 +97,7 @@ def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(V0, di
     norms, V = sample_gradients(layer, V0, layers=[0, 2, 3], cotangents=1, **sizes, key=key)
     # Five networks in batches of three: the last batch is filled up with a network already drawn.
     module = importlib.import_module("sdeinfer.networks._gradients")
-    monkeypatch.setattr(module, "WEIGHTS_IN_MEMORY", 3 * 5 * 3 * 8)
+    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 3 * 5 * 3 * 8)
     thinned = sample_tangents(layer, V0, directions=directions, observe_every=2, **sizes | {"depth": 5}, key=key)
     assert_agrees(thinned, every[:, [0, 2, 4]], rtol=1e-12)
     again = sample_gradients(layer, V0, layers=[0, 2], cotangents=1, **sizes, key=key)

@@ -58,7 +58,7 @@ def test_networks_start_at_exactly_v0_and_differ_and_know_their_truth(name, V0):
 
 @pytest.mark.one_case("chain-TOGETHER-1")
 @pytest.mark.parametrize(
-    ("method", "bound", "of_one"), [("weights", "WEIGHTS_IN_MEMORY", 12**2), ("chain", "BATCH_NETWORKS", 1)]
+    ("method", "bound", "of_one"), [("weights", "ENTRIES_AT_ONCE", 12**2), ("chain", "BATCH_NETWORKS", 1)]
 )
 def test_networks_depend_neither_on_their_batches_nor_on_what_is_observed(method, bound, of_one, V0, monkeypatch):
     expected, module = sampled("mlp", method)["covariance"], importlib.import_module("sdeinfer.networks._sample")

@@ -33,6 +33,7 @@ class Dependences:
         leaks: whether an item changes another one.
         alone: whether no token changes another one, as where all branches are 0.
         next_alone: whether each token first depends on the next one alone.
+        axis: the axis along which tokens change others, 0 or 1; None if none changes another one.
     """
 
     causal: bool | None = None
@@ -40,6 +41,7 @@ class Dependences:
     leaks: bool | None = None
     alone: bool = False
     next_alone: bool = False
+    axis: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,7 +135,7 @@ def dependences_of(account: Account, record: Record, items: int) -> Dependences:
 def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> Dependences:
     first = int(np.flatnonzero(start[-1]).min(initial=start.shape[1]))
     seen = 0 < first < start.shape[1]
-    causal, place, leaks, others, earliest = True if seen else None, "", False, False, first
+    causal, place, leaks, axis, earliest = True if seen else None, "", False, None, first
     pairs = [(link, _by_token(link, differs, start)) for link, differs in zip(chain, sums, strict=True)]
     known = [(link, differs) for link, differs in pairs if differs is not None]
     if not known:
@@ -145,10 +147,11 @@ def _of_stream(chain: list[Link], start: np.ndarray, sums: list[np.ndarray]) -> 
             causal, place = False, f"layer {link.layer}"
             earliest = int(np.flatnonzero(differs[-1]).min(initial=first))
         leaks = leaks or bool(other_items.any() and not turned)
-        others = others or bool(turned or differs[-1, ~start[-1]].any())
-    if seen and not others and not start[-1, -1]:  # no later token can follow from the last one
+        if axis is None and (turned or differs[-1, ~start[-1]].any()):
+            axis = 0 if turned else 1
+    if seen and axis is None and not start[-1, -1]:  # no later token can follow from the last one
         return Dependences(None, "", leaks, alone=True)
-    return Dependences(causal, place, leaks, next_alone=first - earliest == 1)
+    return Dependences(causal, place, leaks, next_alone=first - earliest == 1, axis=axis)
 
 
 def _by_token(link: Link, differs: np.ndarray, start: np.ndarray) -> np.ndarray | None:

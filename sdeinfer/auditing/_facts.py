@@ -30,7 +30,7 @@ def facts_of(books: Books, *, has_recipe: bool) -> list[Test]:
         *_outliers(account, laws),
         *_copies(account, laws),
         *_dropout(account),
-        *_leaks(books.dependences),
+        *_items(account, books.dependences),
         *_zeros(account, laws, has_recipe=has_recipe),
         *([] if has_recipe else _unlike(account, laws, readings)),
         *_unused(account),
@@ -85,6 +85,12 @@ def _copies(account: Account, laws: Mapping[str, Law]) -> Iterator[Test]:
         if equal:
             how = "are equal" if same and not scaled else "have the same random numbers"
         yield failed("copies", first, f"{first} and {first_names(names)} {how}", first, *names)
+    in_layers = dict.fromkeys(matrix.array for matrix in account.matrices.values() if matrix.layer is not None)
+    # A loop over one module uses a parameter of one name; a list that has the module several times, of several.
+    shared = [name for name in in_layers if 0 < len(parameters[name].other_names) < len(account.uses.get(name, ()))]
+    if shared:
+        others = parameters[shared[0]].other_names
+        yield failed("copies", shared[0], f"{shared[0]} and {first_names(list(others))} are one parameter", *shared)
     wholes = [m.array for m in account.matrices.values() if m.linear]
     counts = {name: repeated_slices(parameters[name]) for name in dict.fromkeys((*random, *wholes))}
     repeated = [name for name, count in counts.items() if count > 1]
@@ -105,9 +111,27 @@ def _dropout(account: Account) -> Iterator[Test]:
         yield Test("random", "", passed=True, says="random numbers are drawn in evaluation mode")
 
 
-def _leaks(dependences: Dependences) -> Iterator[Test]:
+def _items(account: Account, dependences: Dependences) -> Iterator[Test]:
     if dependences.leaks:
         yield failed("items", "batch", "an item of the batch changes another one")
+    axis, axes = dependences.axis, {*_axes_of_positions(account)}
+    if axis is not None and axes == {1 - axis}:
+        along, seen = ("second", "first") if axis == 0 else ("first", "second")
+        says = f"positions are added along the {along} axis, and tokens see each other along the {seen} one"
+        yield failed("axes", "positions", f"{says}: is it that of the batch?")
+    elif axis == 0:
+        says = "tokens see each other along the first axis: is it that of the batch?"
+        yield Test("first axis", "batch", passed=True, says=says)
+
+
+def _axes_of_positions(account: Account) -> Iterator[int]:
+    """Axes of states, of three, along which what follows from no input is added before the first layer."""
+    first = min((chain[0].sum.number for chain in account.streams), default=0)
+    for node in account.graph.record.nodes[:first]:
+        for added in node.others if node.kind == "sum" and len(node.shape) == 3 else ():
+            along = [axis for axis, size in enumerate((1, 1, *added.shape)[-3:-1]) if size > 1]
+            if added.fixed and len(along) == 1:
+                yield along[0]
 
 
 def _zeros(account: Account, laws: Mapping[str, Law], *, has_recipe: bool) -> Iterator[Test]:

@@ -82,6 +82,11 @@ def _attentions(account: Account) -> Iterator[Test]:
     if torn:
         says = f"heads are {torn[0].torn} across tokens, not token by token (layer {torn[0].layer}, {len(torn)} in all)"
         yield failed("heads", f"layer {torn[0].layer}", says)
+    turned = [logits for logits in account.logits if logits.turned]
+    if turned:
+        first = turned[0]
+        says = f"{first.turned} alone are rotated by positions (layer {first.layer}, {len(turned)} in all)"
+        yield failed("rotations", f"layer {first.layer}", says)
     wrong = [logits for logits in account.logits if not math.isclose(logits.after, 1.0, rel_tol=1e-3) and logits.after]
     if wrong:
         first = wrong[0]

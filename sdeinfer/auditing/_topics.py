@@ -39,10 +39,12 @@ TOPICS = {
         alone=True,
     ),
     "heads": Topic("heads that are split or joined across tokens, as by a view without a transpose", alone=True),
+    "rotations": Topic("queries or keys that alone are rotated by positions", alone=True),
     "probabilities": Topic("a factor of the probabilities after softmax", alone=True),
     "dead": Topic("a matrix that reads zeros, or zeros through which no gradient passes", alone=True),
     "mask": Topic("tokens that see later ones, or do not, unlike what is declared"),
     "items": Topic("an item of the batch that depends on another one", alone=True),
+    "axes": Topic("positions that are added along another axis than that of tokens which see each other", alone=True),
     "unused": Topic(
         "a parameter of a layer that no output follows from, or some outputs of a matrix", alone=True, of_code=True
     ),
@@ -60,6 +62,7 @@ TOPICS = {
     "outputs": Topic("other outputs than those of another model with the same weights"),
     "untested": Topic("a declaration that was not tested"),
     "code": Topic("nothing: the code of a model's library does so"),
+    "first axis": Topic("nothing: tokens that see each other along the first axis", note=True),
     "random": Topic("nothing: random numbers that are drawn", note=True),
     "zeros": Topic("nothing: matrices that start from 0", note=True),
     "left": Topic("nothing: parameters outside of layers without use", note=True),

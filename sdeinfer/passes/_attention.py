@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._graph import PRODUCTS, Graph
 from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._places import keys_first, torn_heads
 from sdeinfer.passes._record import Node
@@ -32,6 +32,7 @@ class Logits:
         apart: whether values follow from another tensor than keys.
         short: whether probabilities of all keys sum to less than 1.
         torn: where heads are made of several tokens, "split" or "joined"; "" if they are not.
+        turned: "queries" or "keys" if they alone are rotated by positions; "" if both or none are.
     """
 
     factor: float
@@ -44,6 +45,7 @@ class Logits:
     apart: bool = False
     short: bool = False
     torn: str = ""
+    turned: str = ""
 
     @property
     def normed(self) -> bool:
@@ -138,6 +140,7 @@ def attention_of(
         apart=apart,
         short=short,
         torn=torn_heads(graph, softmax, product, readers),
+        turned=_alone_turned(graph, sides),
     )
     return logits, values
 
@@ -178,6 +181,37 @@ def _apart(graph: Graph, keys: Node, values: Node) -> bool:
         for value in reads[1]
     )
     return all(reads) and not near
+
+
+def _alone_turned(graph: Graph, sides: tuple[Node, ...]) -> str:
+    queries, keys = (_is_turned(graph, side) for side in sides)
+    if queries == keys:
+        return ""
+    return "queries" if queries else "keys"
+
+
+def _is_turned(graph: Graph, side: Node) -> bool:
+    """Whether queries or keys are rotated after their product: a sum of pieces times cosines and sines."""
+    stack, seen = [side], set()
+    while stack:
+        node = stack.pop()
+        if node.number in seen or node.fixed or node.kind in (*PRODUCTS, "embedding"):
+            continue
+        seen.add(node.number)
+        if node.kind == "scale" and node.inputs[0].operation == "view_as_complex":
+            return True
+        if node.kind == "sum" and len(node.inputs) > 1 and graph.rotated(node) is not None:
+            factors = [_before_views(tensor) for tensor in node.inputs]
+            if all(factor.kind == "scale" and not factor.about.get("uniform") for factor in factors):
+                return True
+        stack += node.inputs
+    return False
+
+
+def _before_views(node: Node) -> Node:
+    while node.kind == "view":
+        node = node.inputs[0]
+    return node
 
 
 def _made_of(node: Node) -> list[Node]:

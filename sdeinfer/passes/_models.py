@@ -63,13 +63,17 @@ def is_torch(model: Any) -> bool:
 
 def named(pairs: Any) -> dict[str, Any]:
     """Tensors by the first of their names."""
-    tensors: dict[str, Any] = {}
-    seen: set[int] = set()
+    return {names[0]: tensor for names, tensor in with_names(pairs)}
+
+
+def with_names(pairs: Any) -> list[tuple[list[str], Any]]:
+    """Tensors with all their names."""
+    tensors: dict[int, tuple[list[str], Any]] = {}
     for name, tensor in pairs:
-        if tensor is not None and id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[".".join(part for part in name.split(".") if part != "_orig_mod")] = tensor
-    return tensors
+        if tensor is not None:
+            names, _ = tensors.setdefault(id(tensor), ([], tensor))
+            names.append(".".join(part for part in name.split(".") if part != "_orig_mod"))
+    return list(tensors.values())
 
 
 def filled(network: Any, new: Mapping[str, np.ndarray]) -> Any:

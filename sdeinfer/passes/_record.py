@@ -50,13 +50,14 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A parameter or buffer: its shape, a function that reads entries of the flat array, and its extreme entries."""
+    """A parameter or buffer: its shape, a function that reads entries of the flat array, its extremes, its names."""
 
     shape: tuple[int, ...]
     read: Callable[[Any], np.ndarray]
     least: float = 0.0
     largest: float = 0.0
     dtype: str = "float32"
+    other_names: tuple[str, ...] = ()  # names beside the first under which a model has it
 
     def entries(self) -> np.ndarray:
         """At most `SAMPLED_ENTRIES` entries, evenly spread."""

@@ -8,14 +8,14 @@ import dataclasses
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sdeinfer._files import InputError
 from sdeinfer.passes._inputs import Inputs
-from sdeinfer.passes._models import named
+from sdeinfer.passes._models import named, with_names
 from sdeinfer.passes._operations import of_torch
 from sdeinfer.passes._record import SAMPLED_ENTRIES, Node, Record, StoredTensor, Watch
 from sdeinfer.passes._recorder import Recorder, has_summary, is_move, is_vector, keeps_rows, summary_of, sums_over
@@ -33,7 +33,8 @@ def record_of(module: Any, inputs: Inputs, watch: Watch | None = None) -> Record
         watch: for each watched node, by its order, the function that takes its tensor.
     """
     torch = sys.modules["torch"]
-    parameters = named(module.named_parameters(remove_duplicate=False))
+    every_name = with_names(module.named_parameters(remove_duplicate=False))
+    parameters = {names[0]: tensor for names, tensor in every_name}
     buffers = named(module.named_buffers(remove_duplicate=False))
     for name, tensor in parameters.items():
         if tensor.is_meta:
@@ -49,14 +50,14 @@ def record_of(module: Any, inputs: Inputs, watch: Watch | None = None) -> Record
     return Record(
         type(module).__name__,
         tap.nodes,
-        {name: parameter_of(tensor) for name, tensor in parameters.items()},
+        {names[0]: parameter_of(tensor, names[1:]) for names, tensor in every_name},
         {name: parameter_of(tensor) for name, tensor in buffers.items()},
         [tap.node_of(tensor) for tensor in _tensors(returned)],
         lambda shape: torch.arange(shape[-1]).expand(shape),
     )
 
 
-def parameter_of(tensor: Any) -> StoredTensor:
+def parameter_of(tensor: Any, other_names: Sequence[str] = ()) -> StoredTensor:
     torch = sys.modules["torch"]
     flat = tensor.detach().reshape(-1)
     flat = flat.real if flat.is_complex() else flat
@@ -66,7 +67,8 @@ def parameter_of(tensor: Any) -> StoredTensor:
         return part.double().cpu().numpy()
 
     least, largest = (float(end) for end in flat.aminmax()) if flat.numel() else (0.0, 0.0)
-    return StoredTensor(tuple(tensor.shape), read, least, largest, str(tensor.dtype).split(".")[-1])
+    dtype = str(tensor.dtype).split(".")[-1]
+    return StoredTensor(tuple(tensor.shape), read, least, largest, dtype, tuple(other_names))
 
 
 @contextlib.contextmanager

@@ -42,6 +42,9 @@ KINDS = {
     "heads are joined without a transpose": ({"bug": "join"}, {}, NORMAL, "heads are joined across tokens"),
     "the mask is off by one": ({"bug": "one too many", "mask": "fill"}, {"mask": "fill"}, {"causal": True}, "the causal mask is not there, or off by one"),
     "the mask follows softmax": ({"bug": "late mask"}, {"mask": "fill"}, {"causal": True}, "the causal mask is not there, or is applied after softmax"),
+    "keys are not rotated": ({"rope": "halves", "bug": "keys not turned"}, {"rope": "halves"}, NORMAL, "queries alone are rotated by positions"),
+    "by complex numbers": ({"rope": "complex", "bug": "keys not turned"}, {"rope": "complex"}, NORMAL, "queries alone are rotated by positions"),
+    "attention over the batch": ({"bug": "first axis"}, {}, NORMAL, "positions are added along the second axis, and tokens see each other along the first one"),
     "of bounded logits": ({"bug": "√n", "bound": True}, {"bound": True}, NORMAL, "1/√n is taken for 1/√d_k"),
 }  # fmt: skip
 
@@ -150,6 +153,17 @@ class LateralValues(nn.Module):
         return x
 
 
+class Repeated(nn.Module):
+    """A layer that a loop goes through as often as there are layers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __iter__(self):
+        return iter([self.layer] * own.LAYERS)
+
+
 def test_tensors_that_train_are_parameters():
     found = si.audit(net(Listed), TOKENS, recipe="normal")
     assert "tensors that train are no parameters of the model, as of modules in a list (6 of them" in found.verdict
@@ -169,7 +183,26 @@ def test_values_of_the_first_layer_go_on():
 def test_layers_that_share_a_module_are_layers():
     model = net()
     model.layers = nn.ModuleList([model.layers[0]] * own.LAYERS)
-    assert si.audit(model, TOKENS, recipe="normal").layers == own.LAYERS
+    found = si.audit(model, TOKENS, recipe="normal")
+    assert found.layers == own.LAYERS
+    assert "layers.0.attention.wq.weight and layers.1.attention.wq.weight, " in found.verdict
+    assert "are one parameter" in found.verdict
+    assert si.audit(model, TOKENS, recipe="normal", allow=["copies"]).passed
+
+
+def test_a_loop_over_one_module_is_meant():
+    model = net()
+    model.layers = Repeated(model.layers[0])
+    found = si.audit(model, TOKENS, recipe="normal")
+    assert found.layers == own.LAYERS
+    assert found.passed
+
+
+def test_tokens_along_the_first_axis_are_a_note():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, norm_first=True), 2, enable_nested_tensor=False)
+    assert "tokens see each other along the first axis" in str(
+        si.audit(encoder, torch.randn(2, 8, 64), allow=["copies"])
+    )
 
 
 def test_rules_say_nothing_of_logits_that_a_model_does_not_have():
@@ -217,8 +250,8 @@ class Renamed(own.Net):
 
 
 def test_models_of_other_names_are_compared_by_role():
-    rotated = net(rope=True, sd=0.08)
-    assert si.audit(rotated, TOKENS, like=net(Renamed, seed=1, rope=True, sd=0.08)).passed
+    rotated = net(rope="halves", sd=0.08)
+    assert si.audit(rotated, TOKENS, like=net(Renamed, seed=1, rope="halves", sd=0.08)).passed
     assert "returns other values" in str(si.audit(rotated, TOKENS, like=net(Renamed, seed=1, sd=0.08)))
     packed = si.audit(net(packed=True), TOKENS, like=net(Renamed, seed=1))
     assert str(packed).startswith("not tested: outputs with the same weights")

@@ -111,7 +111,7 @@ CAUSES = {
     "q and k scaled instead of o": "declared",
     "copied layers": "share of an increment in another branch's",
     "tied weights": "share of an increment in its input",
-    "no 1/√d_k": "ratio of attention.temperature to the assumed one",
+    "no 1/√d_k": "evidence for another block",
     "a norm left out": "mean squares after norms, less 1",
     "100 steps of training": "",
 }

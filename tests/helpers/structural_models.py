@@ -33,6 +33,11 @@ class Attention(nn.Module):
             self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
 
     def forward(self, x, positions=None):
+        if self.o.get("bug") == "first axis":
+            return self.mixed(x.transpose(0, 1)).transpose(0, 1)
+        return self.mixed(x)
+
+    def mixed(self, x):
         B, T, n = x.shape
         q, k, v = self.qkv(x).chunk(3, -1) if self.qkv is not None else (self.wq(x), self.wk(x), self.wv(x))
         if self.o.get("bug") == "split":
@@ -41,8 +46,8 @@ class Attention(nn.Module):
             q, k, v = (y.view(B, T, HEADS, self.size).transpose(1, 2) for y in (q, k, v))
         if self.o.get("qk") and self.o.get("bug") != "qk not called":
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.o.get("rope"):
-            q, k = turned(q), turned(k)
+        if rotation := {"halves": turned, "complex": turned_by_complex_numbers}.get(self.o.get("rope")):
+            q, k = rotation(q), k if self.o.get("bug") == "keys not turned" else rotation(k)
         scale = {"√n": n**-0.5, "√heads": HEADS**-0.5, "none": 1.0}.get(self.o.get("bug"), self.size**-0.5)
         logits = q @ k.mT * scale
         if self.o.get("mask") == "buffer":
@@ -64,6 +69,13 @@ def turned(x):
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     one, two = x.chunk(2, -1)
     return x * cos + torch.cat([-two, one], -1) * sin
+
+
+def turned_by_complex_numbers(x):
+    T, d = x.shape[-2:]
+    angles = torch.arange(T)[:, None] * 1e4 ** (-torch.arange(0, d, 2) / d)
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(pairs).flatten(-2)
 
 
 class MLP(nn.Module):

@@ -50,7 +50,8 @@ def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Write the rows of a run; other rows are kept."""
     record = read(name)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    run = [_commit(), today, f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"]
+    cores = len(os.sched_getaffinity(0))
+    run = [_commit(), today, f"{cores} core{'s' * (cores > 1)}, {platform.machine()}"]
     for key, cells in rows.items():
         record["rows"][key] = {"cells": list(map(str, cells)), "run": run}
     commits = {row["run"][0] for row in record["rows"].values()}
@@ -60,11 +61,11 @@ def update(name: str, rows: Mapping[str, Sequence[str]]) -> None:
     write(name, record)
 
 
-def confirm(name: str, sets: str) -> None:
-    """Note that a part of a run, as "14 of 402 sets", gave the same results at the present commit."""
+def confirm(name: str, says: str) -> None:
+    """Note what a part of a run gave at the present commit, as "14 of 402 sets have the same verdicts"."""
     record = read(name)
     code = {room: code_of(room) for room in record["rooms"]}
-    write(name, record | {"again": {"sets": sets, "commit": _commit(), "code": code}})
+    write(name, record | {"again": {"says": says, "commit": _commit(), "code": code}})
 
 
 def _commit() -> str:
@@ -154,7 +155,7 @@ def _about_the_run(record: Mapping[str, Any], rows: Sequence[str]) -> str:
 def _what_changed(record: Mapping[str, Any], rows: Sequence[str]) -> Iterator[str]:
     """Sentences on a part that was run again, and on rooms whose code is not that of the last run of some row."""
     if again := record.get("again"):
-        yield f"{again['sets']} are the same at {again['commit']}."
+        yield f"At {again['commit']} {again['says']}."
     runs = [again["code"]] if again else [record["code"][record["rows"][row]["run"][0]] for row in rows]
     changed = [room for room in record["rooms"] if any(run.get(room) != code_of(room) for run in runs)]
     if len(changed) > 2:

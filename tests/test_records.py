@@ -41,5 +41,7 @@ def test_a_page_says_that_code_has_changed_after_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "code_of", {"room": "new", "other": ran}.get)
     record = {"rooms": ["room", "other"], "code": {"abc": {"room": ran, "other": ran}}, "rows": {"a": {"run": ["abc"]}}}
     assert list(records._what_changed(record, ["a"])) == ["The code of room has changed since."]
-    again = record | {"again": {"sets": "3 of 40 sets", "commit": "def", "code": {"room": "new", "other": ran}}}
-    assert list(records._what_changed(again, ["a"])) == ["3 of 40 sets are the same at def."]
+    again = record | {
+        "again": {"says": "3 of 40 sets are the same", "commit": "def", "code": {"room": "new", "other": ran}}
+    }
+    assert list(records._what_changed(again, ["a"])) == ["At def 3 of 40 sets are the same."]

@@ -58,6 +58,7 @@ class Residuals:
         if architecture is None:
             return cls(tree, data, architecture_in(tree.attrs) if name in ARCHITECTURES else None)
         kind = architecture_of(data, architecture)
+        assert kind is not None  # since one is named
         if kind.name != name:
             raise InputError(f"architecture: the fit is of {name}, got {kind.name}")
         return cls(tree, data, kind)

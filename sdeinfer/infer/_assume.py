@@ -42,9 +42,8 @@ def pose(
 
     A model of other data registers a function here.
     """
-    data, kind = model.select(validate_labels(data)), None
-    if model.takes_architecture or architecture is not None or architecture_in(data.attrs) is not None:
-        kind = architecture_of(data, architecture)
+    data = model.select(validate_labels(data))
+    kind = architecture_of(data, architecture)
     if prior and not model.takes_architecture:
         raise InputError(
             f"prior: {model.name} is your own program, which sets its own priors; prior= is for the package's models"
@@ -66,16 +65,22 @@ def pose(
 pose.register(pose_branches)
 
 
-def architecture_of(data: xr.Dataset, architecture: str | AbstractLayer | type[AbstractLayer] | None) -> AbstractLayer:
-    """The architecture to fit, by its own sizes and mask, or by those of the data if these have its name."""
-    if architecture is not None and not isinstance(architecture, str):
-        kind = template(architecture)
+def architecture_of(
+    data: xr.Dataset, architecture: str | AbstractLayer | type[AbstractLayer] | None
+) -> AbstractLayer | None:
+    """The architecture to fit: of the data if these have its name, or else with their mask unless it has its own.
+
+    None if neither the data nor the caller name one.
+    """
+    by_name = isinstance(architecture, str)
+    if architecture is None or (by_name and architecture == data.attrs.get("architecture")):
+        return architecture_in(data.attrs)
+    kind = template(architecture)
+    if not by_name:
         check_fittable(kind)
-        could_have_one = is_named(kind) and kind.pattern.everything
-        return masked_as(kind, Pattern.in_attributes(data.attrs)) if could_have_one else kind
-    if architecture is None or architecture == data.attrs.get("architecture"):
-        return Assumptions(architecture_in(data.attrs)).kind
-    return masked_as(template(architecture), Pattern.in_attributes(data.attrs))
+        if not (is_named(kind) and kind.pattern.everything):
+            return kind
+    return masked_as(kind, Pattern.in_attributes(data.attrs))
 
 
 def masked(data: xr.Dataset, kind: AbstractLayer | None, law: str, model: AbstractModel | None = None) -> xr.Dataset:

@@ -17,7 +17,6 @@ from sdeinfer.infer._predictive import predicted_draws
 from sdeinfer.infer._samplers import AbstractSampler
 from sdeinfer.infer._settings import LARGEST_LOGIT, Law
 from sdeinfer.layers import AbstractLayer
-from sdeinfer.layers._templates import architecture_in
 from sdeinfer.likelihood._assumptions import Assumptions, checked_priors
 from sdeinfer.likelihood._model import as_model
 from sdeinfer.likelihood._path import Transitions, in_default_types, transitions_of
@@ -183,7 +182,6 @@ def transitions(
         InputError: as in `fit`.
     """
     require_laws(law=law)
-    if architecture is None and architecture_in(validate(data).attrs) is None:
-        return transitions_of(data, Assumptions(law=law))
-    kind = architecture_of(data, architecture)
-    return transitions_of(masked(data, kind, law), Assumptions(kind, law, checked_priors(prior, kind)))
+    kind = architecture_of(validate(data), architecture)
+    assumptions = Assumptions(kind, law, () if kind is None else checked_priors(prior, kind))
+    return transitions_of(masked(data, kind, law), assumptions)

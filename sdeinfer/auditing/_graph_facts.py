@@ -13,6 +13,7 @@ from sdeinfer.auditing._law import Law
 from sdeinfer.auditing._tests import Test, failed, first_names
 from sdeinfer.passes._account import Account
 from sdeinfer.passes._operations import is_a
+from sdeinfer.passes._places import is_across_heads
 from sdeinfer.passes._readings import Reading, is_even, tensor_name
 from sdeinfer.passes._record import Node
 
@@ -74,7 +75,12 @@ def _attentions(account: Account) -> Iterator[Test]:
     if over:
         says = f"softmax runs over {over[0].over}, not over keys (layer {over[0].layer}, {len(over)} in all)"
         yield failed("softmax", f"layer {over[0].layer}", says)
-    uneven = [logits for logits in account.logits if not all(is_even(norm) for norm in logits.norms)]
+    record = account.graph.record
+    uneven = [
+        logits
+        for logits in account.logits
+        if any(is_across_heads(record, norm) or not is_even(norm) for norm in logits.norms)
+    ]
     if uneven:
         says = f"norms of queries or keys are not over the features of a head (layer {uneven[0].layer})"
         yield failed("norm", f"layer {uneven[0].layer}", says)

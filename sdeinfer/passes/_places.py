@@ -3,6 +3,7 @@
 Tests: `tests/auditing/test_torch_kinds.py`.
 """
 
+import contextlib
 import math
 from collections.abc import Container, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sdeinfer.passes._graph import Graph
+from sdeinfer.passes._operations import is_a
 from sdeinfer.passes._record import Node, Record
 
 
@@ -34,6 +36,16 @@ def torn_heads(graph: Graph, softmax: Node, product: Node, values: list[Node]) -
         if value.shape[-2:-1] == (tokens,) and _features_last(graph, value) and any(_joins(graph.record, value)):
             return "joined"
     return ""
+
+
+def is_across_heads(record: Record, norm: Node) -> bool:
+    """Whether what a norm of queries or keys divides by one number is neither a row nor a column of their product."""
+    if len(norm.shape) < 3 or is_a(norm.operation, "batch"):
+        return False
+    for _, rows in _moved(record, norm, _row_numbers(record, norm.shape)):
+        if rows.ndim > 2 and (rows != rows[..., :1]).any() and (rows != rows[..., :1, :]).any():
+            return True
+    return False
 
 
 def _features_last(graph: Graph, value: Node) -> bool:
@@ -88,15 +100,15 @@ def _row_numbers(record: Record, shape: tuple[int, ...]) -> Any:
 
 
 def _moved(record: Record, node: Node, values: Any) -> Iterator[tuple[Node, np.ndarray]]:
-    """Numbers of a tensor's entries at their places after all views that follow it, each before its next reader."""
+    """Numbers of a tensor's entries at their places after views and factors that follow it, each before a reader."""
     stack = [(node, values)]
     while stack:
         node, values = stack.pop()
         for reader in record.readers.get(node.number, []):
             if reader.kind == "view" and reader.moved is not None:
-                try:
+                with contextlib.suppress(Exception):  # a move that these numbers cannot make
                     stack.append((reader, reader.moved(values)))
-                except Exception:  # a move that these numbers cannot make
-                    continue
-            else:
-                yield reader, np.asarray(values)
+                continue
+            yield reader, np.asarray(values)
+            if reader.kind == "scale" and reader.shape == node.shape:
+                stack.append((reader, values))

@@ -20,6 +20,7 @@ KINDS = {
     "norms are not called": ({"bug": "norms not called"}, {}, PRE, "no output follows from layers.0.norm1.weight"),
     "norms of queries are not called": ({"qk": True, "bug": "qk not called"}, {"qk": True}, PRE, "no output follows from"),
     "norms of queries are missing": ({}, {"qk": True}, {"norm": "pre+qk"}, "queries and keys are not normalised"),
+    "norms of queries are over heads": ({"qk": True, "bug": "over heads"}, {"qk": True}, {"norm": "pre+qk"}, "norms of queries or keys are not over the features of a head"),
     "a buffer became 0": ({"scale": 0.5, "bug": "scale lost"}, {"scale": 0.5}, {}, "is multiplied by 0"),
     "a factor of a branch became 0": ({"branch": 0.2, "bug": "branch lost"}, {"branch": 0.2}, {}, "is multiplied by 0"),
     "a buffer is another": ({"scale": 0.5}, {"scale": 1.0}, NORMAL, "reads is 0.5 times a unit norm, declared 1"),

@@ -28,7 +28,8 @@ class Attention(nn.Module):
             self.wq, self.wk, self.wv = (nn.Linear(n, n, bias=False) for _ in range(3))
         self.wo = nn.Linear(n, n, bias=False)
         if o.get("qk"):
-            self.q_norm, self.k_norm = RMSNorm(self.size), RMSNorm(self.size)
+            size = HEADS if o.get("bug") == "over heads" else self.size
+            self.q_norm, self.k_norm = RMSNorm(size), RMSNorm(size)
         if o.get("mask") == "buffer":
             self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
 
@@ -44,7 +45,9 @@ class Attention(nn.Module):
             q, k, v = (y.view(B, HEADS, T, self.size) for y in (q, k, v))
         else:
             q, k, v = (y.view(B, T, HEADS, self.size).transpose(1, 2) for y in (q, k, v))
-        if self.o.get("qk") and self.o.get("bug") != "qk not called":
+        if self.o.get("bug") == "over heads":
+            q, k = (norm(y.transpose(1, 3)).transpose(1, 3) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
+        elif self.o.get("qk") and self.o.get("bug") != "qk not called":
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation := {"halves": turned, "complex": turned_by_complex_numbers}.get(self.o.get("rope")):
             q, k = rotation(q), k if self.o.get("bug") == "keys not turned" else rotation(k)

@@ -1,6 +1,7 @@
 """Roles, sizes and layers of parameters, read off the graph; and the logits. Tests: `tests/auditing/test_audit.py`."""
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -243,8 +244,9 @@ class _Matrices:
         """A parameter that is added: a bias, an offset of a norm or of the stream, or a mask."""
         parameters = self.graph.record.parameters
         origin = self.graph.term(node.inputs[0]).origin if node.inputs else node
-        if origin.kind == "product" and origin.shape[-1:] != node.shape[-1:]:
-            origin = node  # it is added to a piece, as of a time step
+        of_piece = origin.shape[-1:] != node.shape[-1:] or math.prod(node.shape) < math.prod(origin.shape)
+        if origin.kind == "product" and of_piece:
+            origin = node  # as of a time step
         usual = {"norm": "norm bias", "product": "bias", "convolution": "bias"}.get(origin.kind, "other")
         columns = self.roles.get(origin.number, {})
         fans = origin.about.get("fan_in", 0), origin.about.get("fan_out", 0)

@@ -177,6 +177,31 @@ def test_zeros_that_multiply_zeros_have_no_gradient():
     assert correct.untested == ("causal=False: no token changes another one, as where branches are 0",)
 
 
+class Steps(nn.Module):
+    """A parameter is added to each time step alone, as RWKV's `time_first`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(own.WORDS, own.N)
+        self.first = nn.ParameterList(torch.full((own.N,), -1.2) for _ in range(own.LAYERS))
+        self.keys, self.outs = (
+            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in self.first) for _ in range(2)
+        )
+        for weight in (parameter for parameter in self.parameters() if parameter.ndim == 2):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for first, key, out in zip(self.first, self.keys, self.outs, strict=True):
+            k = key(nn.functional.layer_norm(x, (own.N,)))
+            x = x + out(torch.stack([torch.sigmoid(first + k[:, t]) for t in range(k.shape[1])], 1))
+        return x
+
+
+def test_what_is_added_to_a_time_step_is_no_bias():
+    assert si.audit(net(Steps), TOKENS, recipe="normal").passed
+
+
 def test_values_of_the_first_layer_go_on():
     assert si.audit(net(LateralValues), TOKENS, recipe="normal", causal=False).passed
 

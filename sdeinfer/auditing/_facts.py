@@ -125,13 +125,15 @@ def _items(account: Account, dependences: Dependences) -> Iterator[Test]:
 
 
 def _axes_of_positions(account: Account) -> Iterator[int]:
-    """Axes of states, of three, along which what follows from no input is added before the first layer."""
-    first = min((chain[0].sum.number for chain in account.streams), default=0)
-    for node in account.graph.record.nodes[:first]:
-        for added in node.others if node.kind == "sum" and len(node.shape) == 3 else ():
-            along = [axis for axis, size in enumerate((1, 1, *added.shape)[-3:-1]) if size > 1]
-            if added.fixed and len(along) == 1:
-                yield along[0]
+    """Axes of states, of three, along which what follows from no input is added to the stream before its first sum."""
+    graph = account.graph
+    for first, *_ in account.streams:
+        start = first.sum.inputs[1 - first.side(graph)]
+        for node in graph.nodes(graph.reach[start.number]):
+            for added in node.about.get("fixed", ()) if len(node.shape) == 3 else ():
+                along = [axis for axis, size in enumerate((1, 1, *added.shape)[-3:-1]) if size > 1]
+                if len(along) == 1:
+                    yield along[0]
 
 
 def _zeros(account: Account, laws: Mapping[str, Law], *, has_recipe: bool) -> Iterator[Test]:

@@ -50,6 +50,10 @@ class Link:
             link = link.before
         return links[::-1]
 
+    def side(self, graph: Graph) -> int:
+        """The place of what is added among the two summands; the other one is the stream."""
+        return [graph.term(summand).origin for summand in self.sum.inputs].index(self.branch.origin)
+
     def inside(self, graph: Graph) -> int:
         """The nodes between the stream and what is added, as a set of bits."""
         return graph.between(self.branch.origin, self.skip.origin)

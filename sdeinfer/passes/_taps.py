@@ -166,7 +166,7 @@ def branches_of(account: Account, stream: str | None = None) -> list[Branch]:
 
 def _summands(account: Account, link: Link) -> list[tuple[Node, float]]:
     """The tensor that a branch adds, with its factor; or those of branches of several kinds, whose sum is added."""
-    side = _side_of(account, link)
+    side = link.side(account.graph)
     branch, factor = link.sum.inputs[side], link.sum.factors[side]
     if " and " not in link.kind:
         return [(branch, factor)]
@@ -180,12 +180,6 @@ def _summands(account: Account, link: Link) -> list[tuple[Node, float]]:
         else:
             summands.append((node, factor))
     return sorted(summands, key=lambda pair: _kind(account, link, pair[0]))
-
-
-def _side_of(account: Account, link: Link) -> int:
-    """The place of the branch among the two summands."""
-    origins = [account.graph.term(summand).origin for summand in link.sum.inputs]
-    return origins.index(link.branch.origin)
 
 
 def _nodes(account: Account, link: Link, summand: Node) -> list[Node]:
@@ -225,7 +219,7 @@ def _branch(
         name=common_beginning(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
         readings=readers,
         adds=summand if norm is None else norm.inputs[0],
-        stream=link.sum.inputs[1 - _side_of(account, link)],
+        stream=link.sum.inputs[1 - link.side(account.graph)],
         norm=norm,
         factor=factor if norm is None else 1.0,
         norm_factor=factor * term.factor,

@@ -224,6 +224,32 @@ def test_a_loop_over_one_module_is_meant():
     assert found.passed
 
 
+class TokensFirst(nn.Module):
+    """Reads (tokens, items, n); one head, whose logits fall with the distance of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in "qkvo") for _ in range(own.LAYERS)
+        )
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x):
+        places = torch.arange(len(x))
+        for q, k, v, o in self.layers:
+            u = nn.functional.layer_norm(x, (own.N,)).transpose(0, 1)
+            logits = q(u) @ k(u).mT / own.N**0.5 - (places[:, None] - places).abs()
+            x = x + o(logits.softmax(-1) @ v(u)).transpose(0, 1)
+        return x
+
+
+def test_slopes_over_distances_are_no_positions_of_the_stream():
+    found = si.audit(net(TokensFirst), torch.randn(8, 2, own.N), recipe="normal")
+    assert found.passed
+    assert "tokens see each other along the first axis" in str(found)
+
+
 def test_tokens_along_the_first_axis_are_a_note():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, norm_first=True), 2, enable_nested_tensor=False)
     assert "tokens see each other along the first axis" in str(

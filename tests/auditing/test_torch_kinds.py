@@ -96,114 +96,24 @@ def test_the_first_rule_of_a_parameter_decides_be_it_a_role_or_a_name():
     )
 
 
-class Listed(nn.Module):
-    """A model whose layers are in a Python list, where their parameters are none of the model."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.layers = nn.Embedding(own.WORDS, own.N), [nn.Linear(own.N, own.N) for _ in range(3)]
-        nn.init.normal_(self.embedding.weight, std=0.02)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
-
-
-class Conditioned(nn.Module):
-    """Branches that a condition scales and gates, both by 0 at the start; the scale is 1 more unless it is forgotten."""
-
-    def __init__(self, *, one=1.0):
-        super().__init__()
-        self.ups, self.downs = (nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in range(3)) for _ in "ab")
-        self.conditions, self.one = nn.ModuleList(nn.Linear(own.N, 2 * own.N) for _ in range(3)), one
-        for condition in self.conditions:
-            nn.init.zeros_(condition.weight)
-            nn.init.zeros_(condition.bias)
-
-    def forward(self, x):
-        c = x.mean(1, keepdim=True)
-        for up, down, condition in zip(self.ups, self.downs, self.conditions, strict=True):
-            scale, gate = condition(c).chunk(2, -1)
-            u = nn.functional.layer_norm(x, (own.N,)) * (self.one + scale)
-            x = x + gate * down(nn.functional.gelu(up(u)))
-        return x
-
-
-class LateralValues(nn.Module):
-    """Values of each layer that are averaged with those of the first one."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(own.WORDS, own.N)
-        self.matrices = nn.ModuleList(
-            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in range(4)) for _ in range(3)
-        )
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens):
-        x, first = self.embedding(tokens), None
-        for q, k, v, o in self.matrices:
-            u = nn.functional.layer_norm(x, (own.N,))
-            values = v(u)
-            first = values if first is None else first
-            logits = q(u) @ k(u).mT / own.N**0.5
-            x = x + o(logits.softmax(-1) @ (0.5 * values + 0.5 * first))
-        return x
-
-
-class Repeated(nn.Module):
-    """A layer that a loop goes through as often as there are layers."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def __iter__(self):
-        return iter([self.layer] * own.LAYERS)
-
-
 def test_tensors_that_train_are_parameters():
-    found = si.audit(net(Listed), TOKENS, recipe="normal")
+    found = si.audit(net(own.Listed), TOKENS, recipe="normal")
     assert "tensors that train are no parameters of the model, as of modules in a list (6 of them" in found.verdict
 
 
 def test_zeros_that_multiply_zeros_have_no_gradient():
     x = torch.randn(2, 8, own.N)
-    assert "no gradient passes" in si.audit(net(Conditioned, one=0.0), x).verdict
-    correct = si.audit(net(Conditioned), x, recipe={"ups.*": 3**-0.5 / 8, "downs.*": 3**-0.5 / 8}, causal=False)
+    assert "no gradient passes" in si.audit(net(own.Conditioned, one=0.0), x).verdict
+    correct = si.audit(net(own.Conditioned), x, recipe={"ups.*": 3**-0.5 / 8, "downs.*": 3**-0.5 / 8}, causal=False)
     assert correct.untested == ("causal=False: no token changes another one, as where branches are 0",)
 
 
-class Steps(nn.Module):
-    """A parameter is added to each time step alone, as RWKV's `time_first`."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(own.WORDS, own.N)
-        self.first = nn.ParameterList(torch.full((own.N,), -1.2) for _ in range(own.LAYERS))
-        self.keys, self.outs = (
-            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in self.first) for _ in range(2)
-        )
-        for weight in (parameter for parameter in self.parameters() if parameter.ndim == 2):
-            nn.init.normal_(weight, std=0.02)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for first, key, out in zip(self.first, self.keys, self.outs, strict=True):
-            k = key(nn.functional.layer_norm(x, (own.N,)))
-            x = x + out(torch.stack([torch.sigmoid(first + k[:, t]) for t in range(k.shape[1])], 1))
-        return x
-
-
 def test_what_is_added_to_a_time_step_is_no_bias():
-    assert si.audit(net(Steps), TOKENS, recipe="normal").passed
+    assert si.audit(net(own.Steps), TOKENS, recipe="normal").passed
 
 
 def test_values_of_the_first_layer_go_on():
-    assert si.audit(net(LateralValues), TOKENS, recipe="normal", causal=False).passed
+    assert si.audit(net(own.LateralValues), TOKENS, recipe="normal", causal=False).passed
 
 
 def test_layers_that_share_a_module_are_layers():
@@ -218,34 +128,14 @@ def test_layers_that_share_a_module_are_layers():
 
 def test_a_loop_over_one_module_is_meant():
     model = net()
-    model.layers = Repeated(model.layers[0])
+    model.layers = own.Repeated(model.layers[0])
     found = si.audit(model, TOKENS, recipe="normal")
     assert found.layers == own.LAYERS
     assert found.passed
 
 
-class TokensFirst(nn.Module):
-    """Reads (tokens, items, n); one head, whose logits fall with the distance of tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList(nn.Linear(own.N, own.N, bias=False) for _ in "qkvo") for _ in range(own.LAYERS)
-        )
-        for weight in self.parameters():
-            nn.init.normal_(weight, std=0.02)
-
-    def forward(self, x):
-        places = torch.arange(len(x))
-        for q, k, v, o in self.layers:
-            u = nn.functional.layer_norm(x, (own.N,)).transpose(0, 1)
-            logits = q(u) @ k(u).mT / own.N**0.5 - (places[:, None] - places).abs()
-            x = x + o(logits.softmax(-1) @ v(u)).transpose(0, 1)
-        return x
-
-
 def test_slopes_over_distances_are_no_positions_of_the_stream():
-    found = si.audit(net(TokensFirst), torch.randn(8, 2, own.N), recipe="normal")
+    found = si.audit(net(own.TokensFirst), torch.randn(8, 2, own.N), recipe="normal")
     assert found.passed
     assert "tokens see each other along the first axis" in str(found)
 

@@ -166,3 +166,107 @@ class Modal(Net):
     def forward(self, image, tokens=None):
         y = self.image(image)
         return y if tokens is None else y.mean() + super().forward(tokens)
+
+
+class Listed(nn.Module):
+    """A model whose layers are in a Python list, where their parameters are none of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(WORDS, N), [nn.Linear(N, N) for _ in range(3)]
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Conditioned(nn.Module):
+    """Branches that a condition scales and gates, both by 0 at first; `one` is the 1 of 1 + scale, or 0 without it."""
+
+    def __init__(self, *, one=1.0):
+        super().__init__()
+        self.ups, self.downs = (nn.ModuleList(nn.Linear(N, N, bias=False) for _ in range(3)) for _ in "ab")
+        self.conditions, self.one = nn.ModuleList(nn.Linear(N, 2 * N) for _ in range(3)), one
+        for condition in self.conditions:
+            nn.init.zeros_(condition.weight)
+            nn.init.zeros_(condition.bias)
+
+    def forward(self, x):
+        c = x.mean(1, keepdim=True)
+        for up, down, condition in zip(self.ups, self.downs, self.conditions, strict=True):
+            scale, gate = condition(c).chunk(2, -1)
+            u = F.layer_norm(x, (N,)) * (self.one + scale)
+            x = x + gate * down(F.gelu(up(u)))
+        return x
+
+
+class LateralValues(nn.Module):
+    """Values of each layer that are averaged with those of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, N)
+        self.matrices = nn.ModuleList(nn.ModuleList(nn.Linear(N, N, bias=False) for _ in range(4)) for _ in range(3))
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens):
+        x, first = self.embedding(tokens), None
+        for q, k, v, o in self.matrices:
+            u = F.layer_norm(x, (N,))
+            values = v(u)
+            first = values if first is None else first
+            logits = q(u) @ k(u).mT / N**0.5
+            x = x + o(logits.softmax(-1) @ (0.5 * values + 0.5 * first))
+        return x
+
+
+class Repeated(nn.Module):
+    """A layer that a loop goes through as often as there are layers."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __iter__(self):
+        return iter([self.layer] * LAYERS)
+
+
+class Steps(nn.Module):
+    """A parameter is added to each time step alone, as RWKV's `time_first`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, N)
+        self.first = nn.ParameterList(torch.full((N,), -1.2) for _ in range(LAYERS))
+        self.keys, self.outs = (nn.ModuleList(nn.Linear(N, N, bias=False) for _ in self.first) for _ in range(2))
+        for weight in (parameter for parameter in self.parameters() if parameter.ndim == 2):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for first, key, out in zip(self.first, self.keys, self.outs, strict=True):
+            k = key(F.layer_norm(x, (N,)))
+            x = x + out(torch.stack([torch.sigmoid(first + k[:, t]) for t in range(k.shape[1])], 1))
+        return x
+
+
+class TokensFirst(nn.Module):
+    """Reads (tokens, items, n); one head, whose logits fall with the distance of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(N, N, bias=False) for _ in "qkvo") for _ in range(LAYERS))
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, x):
+        places = torch.arange(len(x))
+        for q, k, v, o in self.layers:
+            u = F.layer_norm(x, (N,)).transpose(0, 1)
+            logits = q(u) @ k(u).mT / N**0.5 - (places[:, None] - places).abs()
+            x = x + o(logits.softmax(-1) @ v(u)).transpose(0, 1)
+        return x

@@ -153,6 +153,7 @@ def stacks(seed=0):
     return {"stacks": jax.tree.map(lambda *layers: jnp.stack(layers), *weights(seed)["layers"])}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("model", [of_stacks, by_index])
 def test_layers_of_a_stack_are_layers(model):
     """In a scan and by index: rules by layer, initialisation and another draw."""

@@ -44,7 +44,7 @@ def posterior_of(kind: str) -> Residuals:
     return Residuals.of(post)
 
 
-@pytest.mark.parametrize("kind", ["normal", "sparse", "orthogonal"])
+@pytest.mark.parametrize("kind", ["normal", pytest.param("sparse", marks=pytest.mark.long), "orthogonal"])
 def test_orthogonal_weights_are_found_and_others_are_not(kind):
     residuals = posterior_of(kind)
     (verdict,) = check_skewness(residuals).verdicts

@@ -23,6 +23,7 @@ DEPTH, WIDTH, OTHER_WIDTH = 4, 64, 96
 TRUTH = {"attention.strength": 0.4, "mlp.strength": 0.3}
 FREE = {"mlp.gain": dist.LogNormal(0.0, 1.0), "attention.temperature": dist.LogNormal(0.0, 1.0)}
 NO_U_TURN = si.infer.NUTS(chains=2, draws=400, warmup=WARMUP)
+AT_THE_MODE = AtTheMode(chains=2, draws=400)
 
 
 def layer(temperature: float = 1.0, gain: float = 2.0) -> si.Stack:
@@ -109,7 +110,7 @@ def test_gains_and_temperatures_are_latent_by_a_prior_and_strengths_may_be_fixed
 
 
 def test_layers_have_latent_strengths_of_their_own():
-    post = fitted(networks(), si.models.branches_over_depth, sampler=AtTheMode(chains=2, draws=400))
+    post = fitted(networks(), si.models.branches_over_depth, sampler=AT_THE_MODE)
     own = post["posterior"]["mlp.layer_strength"]
     assert own.dims == ("chain", "draw", "layer")
     assert own.sizes["layer"] == DEPTH
@@ -131,13 +132,13 @@ def test_strengths_of_layers_that_differ(model):
 
 
 def test_a_wrong_temperature_is_named():
-    check = si.check(fitted(networks(), architecture=layer(4.0)))
+    check = si.check(fitted(networks(), architecture=layer(4.0), sampler=AT_THE_MODE))
     assert check.cause.name == "ratio of attention.temperature to the assumed one"
     assert "the increments prefer 0." in check.cause.advice
 
 
 def test_one_stronger_layer_is_named():
-    check = si.check(fitted(networks((0.3, 0.3, 0.3, 0.45))))
+    check = si.check(fitted(networks((0.3, 0.3, 0.3, 0.45)), sampler=AT_THE_MODE))
     assert check.cause.name == "largest ratio of a layer's strength"
     # Branch 7 is the MLP of layer 3.
     assert "mlp of branch 7: 1." in check.cause.advice

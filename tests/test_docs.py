@@ -298,7 +298,7 @@ def test_a_criterion_of_ones_own_is_kept_on_networks(run):
     assert_estimate(row["chain"], -4.0, np.hypot(row["chain_error"], tuned.criteria["error"].iloc[0]))
 
 
-@pytest.mark.long  # tangents and two widths
+@pytest.mark.long  # tangents
 def test_paths_and_gradients(run):
     found = run("guides/simulate")
     assert found["V"].shape == (256, 2, 3, 3)

@@ -176,7 +176,7 @@ def _differ(state: Node | None, second: Node | None, items: int) -> np.ndarray |
 def _states(graph: Graph, chain: list[Link]) -> list[Node]:
     """The stream before its first sum, and before a norm there, which hides how large a row was; and all sums."""
     first = chain[0]
-    node = first.sum.inputs[1 - first.side(graph)]
+    node = first.stream(graph)
     while node.inputs and (node.kind == "norm" or node.rows is None):
         node = node.inputs[0]
     return [node, *(link.sum for link in chain)]

@@ -128,8 +128,7 @@ def _axes_of_positions(account: Account) -> Iterator[int]:
     """Axes of states, of three, along which what follows from no input is added to the stream before its first sum."""
     graph = account.graph
     for first, *_ in account.streams:
-        start = first.sum.inputs[1 - first.side(graph)]
-        for node in graph.nodes(graph.reach[start.number]):
+        for node in graph.nodes(graph.reach[first.stream(graph).number]):
             for added in node.about.get("fixed", ()) if len(node.shape) == 3 else ():
                 along = [axis for axis, size in enumerate((1, 1, *added.shape)[-3:-1]) if size > 1]
                 if len(along) == 1:

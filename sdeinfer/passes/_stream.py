@@ -51,8 +51,12 @@ class Link:
         return links[::-1]
 
     def side(self, graph: Graph) -> int:
-        """The place of what is added among the two summands; the other one is the stream."""
+        """The place of what is added among the two summands."""
         return [graph.term(summand).origin for summand in self.sum.inputs].index(self.branch.origin)
+
+    def stream(self, graph: Graph) -> Node:
+        """The summand to which the branch is added."""
+        return self.sum.inputs[1 - self.side(graph)]
 
     def inside(self, graph: Graph) -> int:
         """The nodes between the stream and what is added, as a set of bits."""

@@ -219,7 +219,7 @@ def _branch(
         name=common_beginning(matrix.array for role in matrices.values() for matrix, _ in role) or f"{kind}.{place}",
         readings=readers,
         adds=summand if norm is None else norm.inputs[0],
-        stream=link.sum.inputs[1 - link.side(account.graph)],
+        stream=link.stream(account.graph),
         norm=norm,
         factor=factor if norm is None else 1.0,
         norm_factor=factor * term.factor,
